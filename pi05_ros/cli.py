@@ -1,0 +1,52 @@
+"""``pi05-ros``: the package's one command. Every tool is a sub-command in a module of its own."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from importlib import import_module
+
+from pi05_ros import __version__
+from pi05_ros.errors import Pi05Error
+
+# Sub-command -> (module, one line of help). A module has add_arguments(parser) and run(args) -> exit status; it is
+# imported only when its sub-command is called, so that `--help` needs neither torch nor rclpy.
+COMMANDS = {
+    "node": ("pi05_ros.node.command", "run the policy node (what `ros2 launch pi05_ros policy.launch.py` starts)"),
+    "demo": ("pi05_ros.node.demo", "stand-in robot and policy node together, with a live table"),
+    "robot": ("pi05_ros.node.robot", "stand-in robot: cameras and joint states of a profile on its topics"),
+    "serve": ("pi05_ros.tools.serve", "serve the policy over websocket and HTTP, without ROS"),
+    "infer": ("pi05_ros.tools.infer", "ask a running server for one action chunk"),
+    "profile": ("pi05_ros.tools.profile", "list, show and check robot profiles"),
+    "make-checkpoint": ("pi05_ros.tools.make_checkpoint", "write a small random checkpoint in a real format"),
+    "parameters": ("pi05_ros.node.parameters", "print the node's parameters as a table"),
+    "load-benchmark": ("pi05_ros.tools.load_benchmark", "measure how a checkpoint loads: time, bytes, memory"),
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Entry point of the command; returns the exit status."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    parser = argparse.ArgumentParser(prog="pi05-ros", description="Run the Pi0.5 policy on a robot with ROS 2.")
+    parser.add_argument("--version", action="version", version=f"pi05_ros {__version__}")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    wanted = next((argument for argument in arguments if not argument.startswith("-")), None)
+    for name, (module, help_line) in COMMANDS.items():
+        command = commands.add_parser(name, help=help_line, description=help_line[0].upper() + help_line[1:] + ".")
+        if name == wanted:
+            tool = import_module(module)
+            tool.add_arguments(command)
+            command.set_defaults(run=tool.run)
+    options = parser.parse_args(arguments)
+    try:
+        return int(options.run(options))
+    except Pi05Error as error:
+        print(f"pi05-ros {options.command}: {error}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        return 130
+
+
+if __name__ == "__main__":
+    sys.exit(main())
