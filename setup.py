@@ -1,0 +1,104 @@
+"""``pip install .``: builds the messages with the CMakeLists.txt that colcon uses and packs everything into one wheel.
+
+ROS 2 is taken from AMENT_PREFIX_PATH (a sourced distribution) or, failing that, from the virtual environment itself,
+where the ``ros-*`` wheels of requirements/ros-*.txt install. colcon never runs this file (package.xml says ament_cmake).
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+from setuptools import Extension, setup
+from setuptools.command.build_ext import build_ext
+
+HERE = Path(__file__).resolve().parent
+NAME = "pi05_ros"
+ENVIRONMENT = Path(sys.executable).parent.parent  # not sys.prefix, which isolated builds and colcon override
+BUILD = HERE / "build" / f"pip-{sys.implementation.cache_tag}"
+
+
+class BuildMessages(build_ext):
+    """Stands in for the compiler run of one extension: the generated messages and their type support."""
+
+    def run(self) -> None:
+        if self.inplace or getattr(self, "editable_mode", False):
+            sys.exit(
+                "pip install -e is not supported (setuptools' editable wheels leave out libraries and share/): "
+                "run `pip install .` once, then put the source tree first on PYTHONPATH"
+            )
+        stage = self.run_cmake()
+        self.collect_python(stage)
+        self.collect_data(stage)
+
+    def run_cmake(self) -> Path:
+        wheels = (ENVIRONMENT / "share" / "rosidl_cmake").is_dir()
+        prefixes = [p for p in os.environ.get("AMENT_PREFIX_PATH", "").split(os.pathsep) if p] or [str(ENVIRONMENT)]
+        if not any((Path(p) / "share" / "rosidl_default_generators").is_dir() for p in prefixes):
+            sys.exit(
+                f"no ROS 2 found: rosidl_default_generators was expected under share/ of {', '.join(prefixes)}; source a "
+                "ROS 2 distribution (Jazzy or Kilted) or `pip install -r requirements/ros-kilted.txt` first"
+            )
+        environment = dict(os.environ, AMENT_PREFIX_PATH=os.pathsep.join(prefixes))
+        stage = BUILD / "stage"
+        shutil.rmtree(stage, ignore_errors=True)
+        configure = [
+            "cmake", "-S", str(HERE), "-B", str(BUILD),
+            "-DCMAKE_BUILD_TYPE=Release",
+            "-DBUILD_TESTING=OFF",
+            "-DAMENT_CMAKE_SYMLINK_INSTALL=OFF",
+            f"-DCMAKE_INSTALL_PREFIX={stage}",
+            f"-DCMAKE_PREFIX_PATH={';'.join(prefixes)}",
+            f"-DPython3_EXECUTABLE={sys.executable}",
+            # From lib/ and from lib/pythonX.Y/site-packages/pi05_ros to lib/.
+            "-DCMAKE_INSTALL_RPATH=$ORIGIN;$ORIGIN/../../..",
+        ]  # fmt: skip
+        if wheels:
+            # An isolated build hides the environment's own packages behind these; the generators are among them.
+            for variable in ("PYTHONPATH", "PYTHONNOUSERSITE"):
+                environment.pop(variable, None)
+            environment["PATH"] = os.pathsep.join([str(ENVIRONMENT / "bin"), environment.get("PATH", "")])
+            configure.append(f"-DCMAKE_PROJECT_INCLUDE={HERE / 'resource' / 'pip_ros.cmake'}")
+        for command in (
+            configure,
+            ["cmake", "--build", str(BUILD), "--parallel", str(os.cpu_count() or 1)],
+            ["cmake", "--install", str(BUILD)],
+        ):
+            subprocess.run(command, check=True, env=environment)
+        return stage
+
+    def collect_python(self, stage: Path) -> None:
+        generated = next(stage.glob(f"l*/**/{NAME}/msg")).parent
+        target = Path(self.build_lib) / NAME
+        for folder in ("msg", "srv"):
+            shutil.rmtree(target / folder, ignore_errors=True)
+            shutil.copytree(
+                generated / folder, target / folder, ignore=shutil.ignore_patterns("*.c", "__pycache__")
+            )
+        for library in generated.glob("*.so"):
+            shutil.copy2(library, target / library.name)
+
+    def collect_data(self, stage: Path) -> None:
+        """Libraries, ament index, interface files, CMake configuration, launch/ and config/ go to the prefix."""
+        data: dict[str, list[str]] = {}
+        for top in ("lib", "share", "include"):
+            for file in sorted((stage / top).rglob("*")):
+                if file.is_file() and not {"site-packages", "dist-packages"} & set(file.parts):
+                    data.setdefault(str(file.parent.relative_to(stage)), []).append(os.path.relpath(file, HERE))
+        self.distribution.data_files[:] = data.items()
+
+    def get_outputs(self) -> list[str]:
+        return []
+
+    def get_source_files(self) -> list[str]:
+        return []
+
+
+setup(
+    ext_modules=[Extension(f"{NAME}._messages", sources=[])],
+    cmdclass={"build_ext": BuildMessages},
+    data_files=[],
+)
