@@ -122,8 +122,12 @@ class ActionDimension(_Dimension):
 
 
 class StateSpec(_Section):
-    """The state vector: its publishers and its dimensions in order."""
+    """The state vector: its publishers and its dimensions in order.
 
+    ``exact: false`` takes a narrower vector as it is; nothing is filled in for the rest.
+    """
+
+    exact: bool = True
     sources: dict[str, StateSource] = Field(default_factory=dict)
     dims: list[StateDimension]
 
