@@ -1,0 +1,295 @@
+"""The node's parameters: declared, checked and documented from one table.
+
+``pi05-ros parameters`` prints the table that docs/parameters.md holds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from rcl_interfaces.msg import FloatingPointRange, IntegerRange, ParameterDescriptor, SetParametersResult
+from rclpy.exceptions import InvalidParameterTypeException, InvalidParameterValueException
+from rclpy.node import Node
+from rclpy.parameter import Parameter
+
+from pi05_ros.errors import ConfigurationError
+
+Value = str | int | float | bool
+Changes = Literal["any time", "while unconfigured"]
+
+
+@dataclass(frozen=True)
+class ParameterSpec:
+    """One parameter. ``minimum`` and ``maximum`` bound numbers, ``choices`` strings; the default gives the type."""
+
+    name: str
+    default: Value
+    changes: Changes
+    description: str
+    minimum: float | None = None
+    maximum: float | None = None
+    choices: tuple[str, ...] = ()
+
+    @property
+    def type_name(self) -> str:
+        return {bool: "bool", int: "integer", float: "double", str: "string"}[type(self.default)]
+
+    @property
+    def allowed(self) -> str:
+        if self.choices:
+            return ", ".join(self.choices)
+        if self.minimum is None or self.maximum is None:
+            return ""
+        return f"{_plain(self.minimum)} to {_plain(self.maximum)}"
+
+    def descriptor(self) -> ParameterDescriptor:
+        descriptor = ParameterDescriptor(description=self.description, additional_constraints=f"changes: {self.changes}")
+        if self.choices:
+            descriptor.additional_constraints += f"; one of: {', '.join(self.choices)}"
+        if self.minimum is not None and self.maximum is not None:
+            if isinstance(self.default, int):
+                bounds = IntegerRange(from_value=int(self.minimum), to_value=int(self.maximum), step=0)
+                descriptor.integer_range = [bounds]
+            else:
+                bounds = FloatingPointRange(from_value=float(self.minimum), to_value=float(self.maximum), step=0.0)
+                descriptor.floating_point_range = [bounds]
+        return descriptor
+
+
+TRIGGERS = ("rate", "request", "continuous")
+BUILTIN = "builtin"
+
+_LOADING = (
+    ParameterSpec(
+        "checkpoint", "", "while unconfigured",
+        "Folder or hub id of the checkpoint (LeRobot or OpenPI PyTorch). `builtin` is the small random one that ships "
+        "with the package: its actions mean nothing.",
+    ),
+    ParameterSpec("revision", "", "while unconfigured", "Revision of a hub id; empty: its default branch."),
+    ParameterSpec(
+        "assets", "", "while unconfigured",
+        "Which assets/<id> of an OpenPI folder holds the statistics; needed only where there are several.",
+    ),
+    ParameterSpec(
+        "profile", "", "while unconfigured",
+        "Name of a shipped robot profile or path of a YAML file. Empty is allowed only with the built-in checkpoint "
+        "and means `demo`.",
+    ),
+    ParameterSpec("device", "auto", "while unconfigured", "auto (CUDA where there is one), cpu, cuda or cuda:<n>."),
+    ParameterSpec(
+        "dtype", "auto", "while unconfigured", "auto is float32 on a CPU and bfloat16 elsewhere.",
+        choices=("auto", "bfloat16", "float32"),
+    ),
+    ParameterSpec(
+        "statistics", "", "while unconfigured",
+        "Statistics file that replaces the checkpoint's (OpenPI norm_stats.json, LeRobot stats.json or processor file).",
+    ),
+    ParameterSpec(
+        "normalization", "", "while unconfigured",
+        "Overrides profile and checkpoint; `none` runs without statistics. Empty: as profile and checkpoint say.",
+        choices=("", "quantile", "mean_std", "none"),
+    ),
+    ParameterSpec(
+        "tokenizer", "", "while unconfigured",
+        "PaliGemma tokenizer (tokenizer.json or SentencePiece .model) that replaces the checkpoint's.",
+    ),
+)  # fmt: skip
+
+_RUNNING = (
+    ParameterSpec(
+        "prompt", "", "any time",
+        "The instruction; ~/prompt and ~/set_prompt set it as well. It takes effect with the next observation. "
+        "Empty: the profile's own prompt.",
+    ),
+    ParameterSpec(
+        "trigger", "rate", "any time",
+        "When a chunk is computed: at trigger_rate_hz, once for each message on ~/request, or as soon as the last "
+        "chunk is done. Always from the newest observation, and never twice from the same.",
+        choices=TRIGGERS,
+    ),
+    ParameterSpec(
+        "trigger_rate_hz", 2.0, "any time", "Chunks per second of the trigger `rate`; slower where the model is.",
+        minimum=0.01, maximum=200.0,
+    ),
+    ParameterSpec(
+        "request_timeout_s", 1.0, "any time",
+        "How long a message on ~/request waits for an observation before it is refused (seconds).",
+        minimum=0.01, maximum=60.0,
+    ),
+    ParameterSpec(
+        "seed", -1, "any time",
+        "Seed of the initial noise: chunk i of an activation uses seed + i. -1 draws a new one for every chunk; "
+        "each chunk carries the seed it was made with.",
+        minimum=-1, maximum=2**62,
+    ),
+    ParameterSpec(
+        "num_steps", 0, "any time", "Denoise steps; 0 takes the checkpoint's number.", minimum=0, maximum=1000,
+    ),
+)  # fmt: skip
+
+SPECS: tuple[ParameterSpec, ...] = _LOADING + _RUNNING
+_BY_NAME = {spec.name: spec for spec in SPECS}
+
+
+@dataclass(frozen=True)
+class LoadSettings:
+    """What a configure uses; ``None`` where a parameter is empty."""
+
+    checkpoint: str | None
+    revision: str | None
+    assets: str | None
+    profile: str
+    device: str
+    dtype: str
+    statistics: str | None
+    normalization: str | None
+    tokenizer: str | None
+
+
+@dataclass(frozen=True)
+class RunSettings:
+    """What the next chunk uses. Replaced as a whole at every change, so that a reader never sees half of one."""
+
+    prompt: str | None
+    trigger: str
+    trigger_rate_hz: float
+    request_timeout_s: float
+    seed: int | None
+    num_steps: int | None
+
+
+def declare(node: Node, overrides: Mapping[str, Parameter]) -> None:
+    """Declare every parameter and refuse overrides that name none.
+
+    Args:
+        node: the node that owns the parameters.
+        overrides: name -> value given on the command line, in a parameter file or to the constructor.
+
+    Raises:
+        ConfigurationError: ``config.unknown_parameter`` or ``config.parameter``.
+    """
+    problems = []
+    for spec in SPECS:
+        try:
+            node.declare_parameter(spec.name, spec.default, spec.descriptor())
+        except (InvalidParameterTypeException, InvalidParameterValueException) as error:
+            problems.append(f"{spec.name}: {spec.type_name} expected{_within(spec)}; {error}")
+    if problems:
+        raise ConfigurationError("parameter", "; ".join(problems))
+    unknown = [name for name in overrides if not node.has_parameter(name) and not name.startswith("qos_overrides.")]
+    if unknown:
+        raise ConfigurationError("unknown_parameter", "; ".join(_unknown(name) for name in sorted(unknown)))
+    refused = refusal([node.get_parameter(spec.name) for spec in SPECS], "unconfigured")
+    if refused:
+        raise ConfigurationError("parameter", refused)
+
+
+def refusal(parameters: Iterable[Parameter], state: str) -> str:
+    """Why these values cannot be set in this lifecycle state; empty when they can."""
+    for parameter in parameters:
+        spec = _BY_NAME.get(parameter.name)
+        if spec is None:
+            continue
+        if spec.changes == "while unconfigured" and state != "unconfigured":
+            return (
+                f"{spec.name} changes only while the node is unconfigured, and it is {state}; "
+                "deactivate and clean up first"
+            )
+        if spec.choices and parameter.value not in spec.choices:
+            return f"{spec.name}: one of {list(spec.choices)} expected, got {parameter.value!r}"
+    return ""
+
+
+def check(parameters: list[Parameter], state: str) -> SetParametersResult:
+    """Answer of the set-parameters callback."""
+    reason = refusal(parameters, state)
+    return SetParametersResult(successful=not reason, reason=reason)
+
+
+def load_settings(node: Node) -> LoadSettings:
+    """Read what a configure uses.
+
+    Raises:
+        ConfigurationError: ``config.no_checkpoint`` or ``config.no_profile``.
+    """
+    text = {spec.name: str(node.get_parameter(spec.name).value) for spec in _LOADING}
+    checkpoint, profile = text["checkpoint"], text["profile"]
+    if not checkpoint:
+        raise ConfigurationError(
+            "no_checkpoint",
+            "parameter checkpoint: a folder or hub id is expected, and it is empty; `builtin` runs the small random one",
+        )
+    if not profile and checkpoint != BUILTIN:
+        raise ConfigurationError(
+            "no_profile",
+            f"parameter profile: the robot that checkpoint {checkpoint} drives is expected, and it is empty; "
+            "`pi05-ros profile` lists those that ship with the package",
+        )
+    return LoadSettings(
+        checkpoint=None if checkpoint == BUILTIN else checkpoint,
+        profile=profile or "demo",
+        device=text["device"],
+        dtype=text["dtype"],
+        **{name: text[name] or None for name in ("revision", "assets", "statistics", "normalization", "tokenizer")},
+    )
+
+
+def run_settings(node: Node) -> RunSettings:
+    """Read what the next chunk uses."""
+    value: dict[str, Any] = {spec.name: node.get_parameter(spec.name).value for spec in _RUNNING}
+    return RunSettings(
+        prompt=value["prompt"] or None,
+        trigger=value["trigger"],
+        trigger_rate_hz=value["trigger_rate_hz"],
+        request_timeout_s=value["request_timeout_s"],
+        seed=None if value["seed"] < 0 else value["seed"],
+        num_steps=value["num_steps"] or None,
+    )
+
+
+def table() -> str:
+    """docs/parameters.md."""
+    lines = [
+        "# Parameters of the policy node",
+        "",
+        "Generated by `pi05-ros parameters > docs/parameters.md`. A parameter that is not in this table is refused at",
+        "start; `ros2 param describe /policy NAME` tells the same as its line here.",
+        "",
+        "| Parameter | Type | Default | Allowed | Changes | Meaning |",
+        "|---|---|---|---|---|---|",
+    ]
+    for spec in SPECS:
+        default = _plain(spec.default) if isinstance(spec.default, float) else repr(spec.default).replace("'", '"')
+        allowed = ", ".join(choice or '""' for choice in spec.choices) or spec.allowed
+        lines.append(
+            f"| `{spec.name}` | {spec.type_name} | `{default}` | {allowed} | {spec.changes} | {spec.description} |"
+        )
+    return "\n".join(lines) + "\n"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """``pi05-ros parameters`` takes none."""
+
+
+def run(options: argparse.Namespace) -> int:
+    """Print the table."""
+    print(table(), end="")
+    return 0
+
+
+def _plain(number: float) -> str:
+    return f"{number:g}" if abs(number) < 1e6 else str(int(number))
+
+
+def _within(spec: ParameterSpec) -> str:
+    return f" ({spec.allowed})" if spec.allowed else ""
+
+
+def _unknown(name: str) -> str:
+    near = difflib.get_close_matches(name, _BY_NAME, n=1)
+    hint = f"; did you mean {near[0]}?" if near else "; `pi05-ros parameters` lists those there are"
+    return f"parameter {name} is unknown{hint}"

@@ -1,0 +1,153 @@
+"""Runs nodes in a process of their own: two executors in two threads, signals, and an end that always comes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+import traceback
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING
+
+import rclpy
+from rclpy.context import Context
+from rclpy.executors import ExternalShutdownException, ShutdownException, SingleThreadedExecutor
+from rclpy.node import Node
+from rclpy.signals import SignalHandlerOptions
+
+from pi05_ros.errors import Pi05Error
+from pi05_ros.node.environment import apply_dds_defaults
+
+if TYPE_CHECKING:
+    from pi05_ros.node.policy_node import PolicyNode
+
+# SIGINT and SIGTERM end the process within two seconds; what is not done by then (a model in the middle of its
+# computation, a checkpoint being read) is cut off.
+FORCED_END_S = 1.5
+_SIGNALS = {signal.SIGINT, signal.SIGTERM}
+_SIGNAL_POLL_S = 1.0
+
+
+class Spinner:
+    """One single-threaded executor in a thread. An exception in a callback is logged and spinning goes on."""
+
+    def __init__(self, name: str, context: Context | None = None) -> None:
+        self._context = context or rclpy.get_default_context()
+        self._executor = SingleThreadedExecutor(context=self._context)
+        self._ending = False
+        self._thread = threading.Thread(target=self._spin, name=name, daemon=True)
+
+    def add(self, node: Node) -> None:
+        self._executor.add_node(node)
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def stop(self) -> None:
+        """End the thread; nodes can be destroyed afterwards."""
+        self._ending = True
+        self._executor.shutdown(timeout_sec=0.0)
+        if self._thread.is_alive():
+            self._thread.join()
+
+    def _spin(self) -> None:
+        while self._context.ok() and not self._ending:
+            try:
+                self._executor.spin()
+            except (ExternalShutdownException, ShutdownException):
+                return
+            except Exception:
+                if not self._ending and self._context.ok():
+                    rclpy.logging.get_logger("executor").error(f"a callback failed:\n{traceback.format_exc()}")
+
+
+class SpinningNodes:
+    """Policy nodes with their two threads: one for all inputs, one for all lifecycles, parameters and statuses."""
+
+    def __init__(self, nodes: Sequence[PolicyNode], context: Context | None = None) -> None:
+        self._nodes = list(nodes)
+        self._inputs = Spinner("inputs", context)
+        self._control = Spinner("control", context)
+        for node in self._nodes:
+            self._inputs.add(node.inputs_node)
+            self._control.add(node)
+        self._inputs.start()
+        self._control.start()
+
+    def close(self) -> None:
+        """Shut every node down, stop both threads, destroy the nodes."""
+        for node in self._nodes:
+            node.shutdown()
+        self._inputs.stop()
+        self._control.stop()
+        for node in self._nodes:
+            node.destroy()
+
+
+def run_process(
+    make_nodes: Callable[[], Sequence[PolicyNode]], arguments: Sequence[str], *, autostart: bool = False
+) -> int:
+    """Run nodes until SIGINT or SIGTERM.
+
+    Args:
+        make_nodes: makes the nodes once rclpy is up.
+        arguments: the command line, with its ``--ros-args``.
+        autostart: configure and activate every node; a node that fails stays up, unconfigured, and says why.
+
+    Returns:
+        0 after a signal; 2 when a parameter or the environment cannot be used.
+    """
+    block_signals()
+    apply_dds_defaults()
+    rclpy.init(args=list(arguments), signal_handler_options=SignalHandlerOptions.NO)
+    try:
+        nodes = make_nodes()
+    except Pi05Error as error:
+        print(f"policy_node: {error}", file=sys.stderr)
+        rclpy.try_shutdown()
+        return 2
+    spinning = SpinningNodes(nodes)
+    for node in nodes:
+        node.get_logger().info(f"{node.get_fully_qualified_name()} is up, process {os.getpid()}")
+        if autostart:
+            threading.Thread(target=_start, args=(node,), name="autostart", daemon=True).start()
+    wait_for_signal()
+    return _end(spinning)
+
+
+def block_signals() -> None:
+    """Leave SIGINT and SIGTERM to `wait_for_signal`, so that no handler meets half-done work; call it first of all.
+
+    Threads started afterwards inherit this.
+    """
+    signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
+
+
+def wait_for_signal() -> None:
+    """Sleep until SIGINT or SIGTERM, or until rclpy was shut down from elsewhere."""
+    while signal.sigtimedwait(_SIGNALS, _SIGNAL_POLL_S) is None and rclpy.ok():
+        pass
+
+
+def _start(node: PolicyNode) -> None:
+    for transition in ("configure", "activate"):
+        if not node.change_state(transition):
+            node.get_logger().error(f"autostart ends at {transition}; put it right and call the transition yourself")
+            return
+
+
+def _end(spinning: SpinningNodes) -> int:
+    def close() -> None:
+        spinning.close()
+        rclpy.try_shutdown()
+
+    closing = threading.Thread(target=close, name="end", daemon=True)
+    closing.start()
+    closing.join(FORCED_END_S)
+    sys.stdout.flush()
+    sys.stderr.flush()
+    if closing.is_alive():
+        rclpy.logging.get_logger("policy").warning(f"cut off after {FORCED_END_S:g} s: work was still going on")
+        os._exit(0)
+    return 0
