@@ -1,7 +1,7 @@
 """``pip install .``: builds the messages with the CMakeLists.txt that colcon uses and packs everything into one wheel.
 
 ROS 2 is taken from AMENT_PREFIX_PATH (a sourced distribution) or, failing that, from the virtual environment itself,
-where the ``ros-*`` wheels of requirements/ros-*.txt install. colcon never runs this file (package.xml says ament_cmake).
+where the ``ros-*`` wheels of requirements/ros-*.txt install. colcon never runs this file: package.xml says ament_cmake.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ class BuildMessages(build_ext):
         prefixes = [p for p in os.environ.get("AMENT_PREFIX_PATH", "").split(os.pathsep) if p] or [str(ENVIRONMENT)]
         if not any((Path(p) / "share" / "rosidl_default_generators").is_dir() for p in prefixes):
             sys.exit(
-                f"no ROS 2 found: rosidl_default_generators was expected under share/ of {', '.join(prefixes)}; source a "
-                "ROS 2 distribution (Jazzy or Kilted) or `pip install -r requirements/ros-kilted.txt` first"
+                f"no ROS 2 found: rosidl_default_generators was expected under share/ of {', '.join(prefixes)}; "
+                "source a ROS 2 distribution (Jazzy or Kilted) or `pip install -r requirements/ros-kilted.txt` first"
             )
         environment = dict(os.environ, AMENT_PREFIX_PATH=os.pathsep.join(prefixes))
         stage = BUILD / "stage"
@@ -75,9 +75,7 @@ class BuildMessages(build_ext):
         target = Path(self.build_lib) / NAME
         for folder in ("msg", "srv"):
             shutil.rmtree(target / folder, ignore_errors=True)
-            shutil.copytree(
-                generated / folder, target / folder, ignore=shutil.ignore_patterns("*.c", "__pycache__")
-            )
+            shutil.copytree(generated / folder, target / folder, ignore=shutil.ignore_patterns("*.c", "__pycache__"))
         for library in generated.glob("*.so"):
             shutil.copy2(library, target / library.name)
 
