@@ -2,8 +2,8 @@
 
 Written by hand because no kept library reads all the spellings clients use: OpenPI's (``__ndarray__``,
 ``__npgeneric__``), msgpack-numpy's (``nd``, ``type``, ``kind``), json-numpy's (``__numpy__``) and GR00T's
-(``__ndarray_class__`` around an ``.npy`` file); keys may be bytes or str. Answers use OpenPI's spelling with bytes keys,
-the only one its client reads.
+(``__ndarray_class__`` around an ``.npy`` file); keys may be bytes or str. Answers use OpenPI's spelling with bytes
+keys, the only one its client reads.
 """
 
 from __future__ import annotations
@@ -255,7 +255,7 @@ def _json_numpy(spelled: dict[Any, Any], path: str, limits: Limits) -> Any:
 
 
 def _npy_file(spelled: dict[Any, Any], path: str, limits: Limits) -> Any:
-    """GR00T's spelling. The header is read here: ``np.load`` would copy, and its parser raises whatever ``ast`` does."""
+    """GR00T's spelling. Its header is read here: ``np.load`` would copy, and raises whatever its parser does."""
     content = _get(spelled, "as_npy")
     if not isinstance(content, bytes) or content[:6] != _NPY_MAGIC or len(content) < 12:
         raise _bad(path, "as_npy needs the bytes of an .npy file")
