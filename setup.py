@@ -95,7 +95,16 @@ class BuildMessages(build_ext):
         return []
 
 
+# Begins empty, or modules deleted since the last build would be packed again.
+setuptools_build = BUILD / "setuptools"
+shutil.rmtree(setuptools_build, ignore_errors=True)
+setuptools_build.mkdir(parents=True)
 setup(
+    # Metadata in the source tree would pass for the installed one's where the source tree is first on the path.
+    options={
+        "build": {"build_base": str(setuptools_build.relative_to(HERE))},
+        "egg_info": {"egg_base": str(setuptools_build.relative_to(HERE))},
+    },
     ext_modules=[Extension(f"{NAME}._messages", sources=[])],
     cmdclass={"build_ext": BuildMessages},
     data_files=[],

@@ -36,7 +36,7 @@ def dds_profile() -> Path:
 
 
 def dds_defaults(environment: Mapping[str, str]) -> dict[str, str]:
-    """The variables that select the package's profile; none where ``environment`` shows a transport chosen by the user."""
+    """The variables that select the package's profile; none where the user chose a transport."""
     if any(environment.get(variable) for variable in TRANSPORT_VARIABLES):
         return {}
     return {_profile_variable(): str(dds_profile())}
