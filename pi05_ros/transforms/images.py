@@ -40,9 +40,9 @@ def as_hwc_uint8(
     are (three rows and three columns of channels), the declared one is taken, and without a declaration it is refused.
 
     Float frames need a declared ``float_range`` (low, high), which black and white stand for; they are rounded to the
-    nearest byte. OpenPI truncates (``(255 * x).astype(uint8)``), which turns bytes that were divided by 255 into
-    their lower neighbours and wraps what lies above 1; rounding restores every such byte exactly, and is never more
-    than one level away from the truncated value.
+    nearest byte. OpenPI truncates (``(255 * x).astype(uint8)``), which wraps what lies above 1 and loses a level
+    wherever a byte came through [-1, 1] or a reciprocal; rounding restores the byte exactly. The two agree on bytes
+    that were divided by 255, and are never more than one level apart.
 
     Returns:
         uint8 [height, width, 3], contiguous; ``image`` itself where it already is.
@@ -184,5 +184,6 @@ def _bytes_to_unit(image: np.ndarray) -> torch.Tensor:
     NumPy reads the bytes, because torch takes neither negative strides nor, without a warning, read-only buffers.
     """
     unit = np.empty((3, *image.shape[:2]), dtype=np.float32)
-    np.divide(image.transpose(2, 0, 1), np.float32(255.0), out=unit)
+    # The dtype is said because NumPy 1 would otherwise divide bytes in half precision.
+    np.divide(image.transpose(2, 0, 1), 255.0, out=unit, dtype=np.float32)
     return torch.from_numpy(unit)

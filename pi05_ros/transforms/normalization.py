@@ -14,14 +14,12 @@ Nothing is clipped in either direction: a flow head may leave [-1, 1], and limit
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import numpy as np
 
+from pi05_ros.checkpoint.statistics import Statistics
 from pi05_ros.errors import CheckpointError, ConfigurationError, ContractError
-
-if TYPE_CHECKING:
-    from pi05_ros.checkpoint.statistics import Statistics
 
 NormalizationKind = Literal["quantile", "mean_std", "identity"]
 NormalizationStyle = Literal["lerobot", "openpi"]
@@ -33,7 +31,6 @@ OPENPI_EPS = 1e-6
 NEAR_CONSTANT_SPAN = 1e-4
 
 _FIELDS = {"quantile": ("q01", "q99"), "mean_std": ("mean", "std"), "identity": ()}
-_ALL_FIELDS = ("mean", "std", "q01", "q99", "min", "max")
 
 
 class Normalizer:
@@ -49,8 +46,8 @@ class Normalizer:
         width: dimensions that the statistics cover; ``None`` for ``identity``.
 
     Raises:
-        CheckpointError: ``checkpoint.statistics_missing`` where the fields that ``kind`` needs are not there, and
-            ``checkpoint.statistics`` where they are not finite, not vectors of one width, or reversed.
+        CheckpointError: ``checkpoint.statistics_missing`` where the fields that ``kind`` needs are not there. (That
+            they are finite, of one width and in order is checked where statistics are read.)
     """
 
     def __init__(
@@ -71,7 +68,17 @@ class Normalizer:
         self.width: int | None = None
         if kind == "identity":
             return
-        first, second = _read_fields(statistics, kind, name)
+        statistics = statistics or Statistics()
+        missing = statistics.missing(kind)
+        if missing:
+            raise CheckpointError(
+                "statistics_missing",
+                f"{name}: {kind} normalisation needs {' and '.join(_FIELDS[kind])}, and the statistics hold "
+                f"{', '.join(statistics.available()) or 'nothing'}; give a statistics file that holds "
+                f"{' and '.join(missing)}, or say `normalization: none`",
+                {"missing": list(missing), "present": list(statistics.available())},
+            )
+        first, second = (np.asarray(getattr(statistics, field)) for field in _FIELDS[kind])
         self.width = len(first)
         self._low, self._high = first.astype(self.dtype), second.astype(self.dtype)
         # [width]: what the difference to the origin (q01 or mean) is divided by, and multiplied with on the way back.
@@ -157,34 +164,3 @@ class Normalizer:
             "the profile and the checkpoint do not describe the same robot",
             {"got": dims, "statistics": self.width},
         )
-
-
-def _read_fields(statistics: Statistics | None, kind: str, name: str) -> tuple[np.ndarray, np.ndarray]:
-    names = _FIELDS[kind]
-    present = [field for field in _ALL_FIELDS if getattr(statistics, field, None) is not None]
-    missing = [field for field in names if field not in present]
-    if missing:
-        raise CheckpointError(
-            "statistics_missing",
-            f"{name}: {kind} normalisation needs {' and '.join(names)}, and the statistics hold "
-            f"{', '.join(present) or 'nothing'}; give a statistics file that holds {' and '.join(missing)}, or say "
-            "`normalization: none`",
-            {"needed": list(names), "present": present},
-        )
-    first, second = (np.asarray(getattr(statistics, field), dtype=np.float64) for field in names)
-    if first.ndim != 1 or first.shape != second.shape or first.size == 0:
-        raise CheckpointError(
-            "statistics",
-            f"{name}: {names[0]} and {names[1]} must be vectors of one width, got shapes {list(first.shape)} and "
-            f"{list(second.shape)}",
-        )
-    bad = np.flatnonzero(~(np.isfinite(first) & np.isfinite(second)))
-    if bad.size:
-        raise CheckpointError(
-            "statistics", f"{name}: {names[0]} or {names[1]} is not finite in dimensions {bad.tolist()}"
-        )
-    reversed_dims = np.flatnonzero(second < (first if kind == "quantile" else 0.0))
-    if reversed_dims.size:
-        problem = "q99 lies below q01" if kind == "quantile" else "std is negative"
-        raise CheckpointError("statistics", f"{name}: {problem} in dimensions {reversed_dims.tolist()}")
-    return first, second

@@ -53,7 +53,11 @@ def discretize_state(state: np.ndarray) -> np.ndarray:
 
 def format_prompt(task: str, bins: Iterable[int] | None) -> str:
     """The prompt's text: task cleaned; with the state's bins, or without (``None``) where the model has none."""
-    task = clean_task(task)
+    return join_prompt(clean_task(task), bins)
+
+
+def join_prompt(cleaned: str, bins: Iterable[int] | None) -> str:
+    """`format_prompt` for a cleaned task; cleaning twice would strip what underscores at the ends became."""
     if bins is None:
-        return task + TASK_END
-    return f"Task: {task}, State: {' '.join(str(int(b)) for b in bins)};\nAction: "
+        return cleaned + TASK_END
+    return f"Task: {cleaned}, State: {' '.join(str(int(b)) for b in bins)};\nAction: "

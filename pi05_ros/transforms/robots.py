@@ -1,7 +1,8 @@
 """Robot conventions to model conventions: units, gripper ranges, ALOHA's joints, relative actions.
 
-On the way in a state passes units, then ALOHA's adaptation; on the way out an action passes relative to absolute, ALOHA's
-adaptation back, then units back. `StateActionConvention` holds one robot's steps, so that every door applies the same.
+On the way in a state passes units, then ALOHA's adaptation; on the way out an action passes relative to absolute,
+ALOHA's adaptation back, then units back. `StateActionConvention` holds one robot's steps, so that every door applies
+the same ones.
 All functions take float [..., D], return new arrays, and never clip.
 """
 
@@ -63,8 +64,8 @@ class AlohaConvention:
     """ALOHA's 14 dimensions (left arm 6, gripper, right arm 6, gripper) against the pi convention.
 
     Joints 1, 2, 8 and 9 change sign. Grippers: ALOHA *reports* its linear opening (0..1 between two positions in
-    metres), which a crank of the given geometry turns into an angle; it is *commanded* by the joint's angle, 0..1 between
-    two angles. State and action are therefore different maps, and each has its own inverse.
+    metres), which a crank of the given geometry turns into an angle; it is *commanded* by the joint's angle, 0..1
+    between two angles. State and action are therefore different maps, and each has its own inverse.
     Formulas and constants: OpenPI, src/openpi/policies/aloha_policy.py (its ``adapt_to_pi``); another gripper has
     others. float64 throughout.
 

@@ -1,8 +1,8 @@
 """PaliGemma's tokenizer from a SentencePiece ``.model`` or a ``tokenizer.json``, and the prompt's token ids.
 
-Both loaders give the same ids. Special tokens written in a task (``<eos>``, ``<image>``) are plain text: SentencePiece,
-which OpenPI uses, never parses control pieces out of text. (LeRobot's Hugging Face tokenizer does; then a task could end
-its own prompt.) Pieces that a vocabulary defines for use in text, such as ``<loc0001>``, are recognised by both.
+Both loaders give the same ids. Special tokens written in a task (``<eos>``, ``<image>``) are plain text: OpenPI's
+SentencePiece never parses control pieces out of text. (LeRobot's Hugging Face tokenizer does; a task could then end its
+own prompt.) Pieces that a vocabulary defines for use in text, such as ``<loc0001>``, are recognised by both.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import torch
 
 from pi05_ros.errors import CheckpointError, ConfigurationError, ObservationError
-from pi05_ros.transforms.prompt import TASK_END, clean_task, format_prompt
+from pi05_ros.transforms.prompt import TASK_END, clean_task, join_prompt
 
 PADDING_ID = 0
 # Far beyond any prompt that fits; bounds the time that shortening takes.
@@ -147,14 +147,14 @@ class Tokenizer:
         ids[: len(used)] = torch.tensor(used, dtype=torch.int64)
         mask = torch.zeros(max_length, dtype=torch.bool)
         mask[: len(used)] = True
-        return ids, mask, PromptReport(format_prompt(task, bins), len(used), cut)
+        return ids, mask, PromptReport(join_prompt(task, bins), len(used), cut)
 
     def _encode(self, task: str, bins: Sequence[int] | None) -> list[int]:
         if bins is None:
             # OpenPI encodes the newline on its own, so that it never merges with the task.
             ids = self._vocabulary.encode(task) + self._vocabulary.encode(TASK_END)
         else:
-            ids = self._vocabulary.encode(format_prompt(task, bins))
+            ids = self._vocabulary.encode(join_prompt(task, bins))
         smuggled = self._vocabulary.control_ids.intersection(ids)
         if smuggled:
             raise ObservationError(
@@ -193,7 +193,7 @@ def load_tokenizer(path: str | Path) -> Tokenizer:
     """
     path = Path(path)
     file = _find_file(path)
-    readers: dict[str, type[_SentencePieceVocabulary] | type[_JsonVocabulary]] = {
+    readers: dict[str, type[_SentencePieceVocabulary | _JsonVocabulary]] = {
         ".model": _SentencePieceVocabulary,
         ".json": _JsonVocabulary,
     }
