@@ -404,7 +404,7 @@ class PolicyNode(LifecycleNodeMixin, Node):
             profile=profile.name if profile is not None else "",
             prompt=prompt,
             figures=figures,
-            streams=[] if inputs is None else [stream_message(report) for report in inputs.reports(now_ns)],
+            streams=[] if inputs is None else inputs.reports(now_ns),
             last_error=last_error[0],
             last_error_ns=last_error[1],
         )
