@@ -1,21 +1,19 @@
 """ROS image messages to RGB pixels: one converter, which refuses what it would have to guess.
 
-sensor_msgs/Image is checked against its own header (`step`, size) and converted by rosbags-image. JPEG and PNG are
-decoded by Pillow: OpenCV, which rosbags-image uses for them, turns pictures by their EXIF tag and fills the rest of a
-truncated JPEG with grey, both without a word. cv_bridge is never imported: it breaks with numpy 2.
+sensor_msgs/Image is checked against its own header (`step`, size) and converted by rosbags-image; JPEG and PNG are
+decoded as on every other door. cv_bridge is never imported: it breaks with numpy 2.
 """
 
 from __future__ import annotations
 
-import io
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
-from PIL import Image as PillowImage
 from rosbags.image import image_to_cvimage
 
 from pi05_ros.errors import ObservationError
+from pi05_ros.transforms.encoded_images import MAX_PIXELS, decode_image
 
 if TYPE_CHECKING:
     from sensor_msgs.msg import CompressedImage, Image
@@ -35,9 +33,7 @@ _BYTES_PER_PIXEL = {
     "yuyv": 2,
     "yuv422_yuy2": 2,  # the old name of yuyv
 }
-# A decoder allocates what the header claims; no camera of a robot has more.
-MAX_PIXELS = 4096 * 4096
-_PNG_COLOURS = {0: "grey", 2: "RGB", 3: "palette", 4: "grey with alpha", 6: "RGB with alpha"}
+_MAGIC = {"jpeg": b"\xff\xd8\xff", "png": b"\x89PNG"}
 
 
 @dataclass(frozen=True)
@@ -49,10 +45,6 @@ class _Packed:
     encoding: str
     data: np.ndarray
     is_bigendian: bool = False
-
-
-def _refuse(reason: str, message: str) -> ObservationError:
-    return ObservationError(reason, message)
 
 
 def to_rgb(msg: Image | CompressedImage, topic: str, rotate: int = 0) -> np.ndarray:
@@ -84,24 +76,24 @@ def to_rgb(msg: Image | CompressedImage, topic: str, rotate: int = 0) -> np.ndar
 def _from_raw(msg: Image, topic: str) -> np.ndarray:
     channels = _BYTES_PER_PIXEL.get(msg.encoding)
     if channels is None:
-        raise _refuse(
+        raise ObservationError(
             "image_encoding",
             f"topic {topic}: one of the encodings {sorted(_BYTES_PER_PIXEL)} expected, got {msg.encoding!r}",
         )
     height, width, step = msg.height, msg.width, msg.step
     data = np.frombuffer(msg.data, np.uint8)
     if not 0 < height * width <= MAX_PIXELS:
-        raise _refuse("image_size", f"topic {topic}: 1 to {MAX_PIXELS} pixels expected, got {width}x{height}")
+        raise ObservationError("image_size", f"topic {topic}: 1 to {MAX_PIXELS} pixels expected, got {width}x{height}")
     if msg.encoding in ("yuv422", "uyvy", "yuyv", "yuv422_yuy2") and width % 2:
-        raise _refuse("image_layout", f"topic {topic}: {msg.encoding} has an even width, got {width}x{height}")
+        raise ObservationError("image_layout", f"topic {topic}: {msg.encoding} has an even width, got {width}x{height}")
     row = width * channels
     if step < row:
-        raise _refuse(
+        raise ObservationError(
             "image_layout",
             f"topic {topic}: step of at least {row} bytes expected for {width} pixels of {msg.encoding}, got {step}",
         )
     if data.size != step * height:
-        raise _refuse(
+        raise ObservationError(
             "image_layout",
             f"topic {topic}: {step * height} bytes expected for {height} rows of step {step}, got {data.size}",
         )
@@ -111,7 +103,7 @@ def _from_raw(msg: Image, topic: str) -> np.ndarray:
         # The library's errors include cv2.error (not importable without OpenCV's own module) and AssertionError.
         return image_to_cvimage(_Packed(height, width, msg.encoding, data), "rgb8")  # type: ignore[arg-type]
     except Exception as error:
-        raise _refuse(
+        raise ObservationError(
             "image_corrupt", f"topic {topic}: {msg.encoding} {width}x{height} not readable: {error}"
         ) from error
 
@@ -120,36 +112,13 @@ def _from_compressed(msg: CompressedImage, topic: str) -> np.ndarray:
     declared = _codec(msg.format, topic)
     data = bytes(msg.data)
     if not data:
-        raise _refuse("image_corrupt", f"topic {topic}: JPEG or PNG data expected, got an empty message")
-    try:
-        picture = PillowImage.open(io.BytesIO(data), formats=("JPEG", "PNG"))  # reads the header alone
-    except (PillowImage.DecompressionBombError, PillowImage.DecompressionBombWarning) as error:
-        raise _refuse("image_size", f"topic {topic}: at most {MAX_PIXELS} pixels expected; {error}") from error
-    except Exception as error:  # Pillow raises many kinds for broken headers
-        raise _refuse(
-            "image_corrupt",
-            f"topic {topic}: JPEG or PNG data expected (format {msg.format!r}), got {len(data)} bytes "
-            f"beginning with {data[:8].hex(' ')}",
-        ) from error
-    codec = "jpeg" if data.startswith(b"\xff\xd8") else "png"
-    if declared not in (None, codec):
-        raise _refuse("image_layout", f"topic {topic}: the format says {msg.format!r}, and the data are {codec}")
-    size = f"{codec} of {picture.width}x{picture.height}"
-    if picture.width * picture.height > MAX_PIXELS:
-        raise _refuse("image_size", f"topic {topic}: at most {MAX_PIXELS} pixels expected, got {size}")
-    if codec == "png":
-        depth, colour = data[24], data[25]  # of IHDR, which comes first; Pillow hides 16-bit samples
-        if depth != 8 or colour not in (2, 6):
-            raise _refuse(
-                "image_encoding",
-                f"topic {topic}: 8-bit RGB expected, got {size} in {depth}-bit {_PNG_COLOURS.get(colour, colour)}",
-            )
-    elif picture.mode != "RGB":
-        raise _refuse("image_encoding", f"topic {topic}: a colour picture expected, got {size} of mode {picture.mode}")
-    try:
-        return np.array(picture.convert("RGB"))
-    except Exception as error:
-        raise _refuse("image_corrupt", f"topic {topic}: {size} ({len(data)} bytes) is broken: {error}") from error
+        raise ObservationError("image_corrupt", f"topic {topic}: JPEG or PNG data expected, got an empty message")
+    actual = next((codec for codec, magic in _MAGIC.items() if data.startswith(magic)), None)
+    if actual is not None and declared not in (None, actual):
+        raise ObservationError(
+            "image_layout", f"topic {topic}: the format says {msg.format!r}, and the data are {actual}"
+        )
+    return decode_image(data, f"topic {topic}")
 
 
 def _codec(text: str, topic: str) -> str | None:
@@ -164,14 +133,14 @@ def _codec(text: str, topic: str) -> str | None:
         return None
     codec = {"jpg": "jpeg"}.get(words[0], words[0]) if words else ""
     if codec not in ("jpeg", "png"):
-        raise _refuse("image_encoding", f"topic {topic}: format jpeg or png expected, got {text!r}")
+        raise ObservationError("image_encoding", f"topic {topic}: format jpeg or png expected, got {text!r}")
     given = words[2] if words[1:2] == ["compressed"] and len(words) == 3 else ""
     for encoding in (source if semicolon else "", given):
         if encoding and encoding not in _BYTES_PER_PIXEL:
-            raise _refuse("image_encoding", f"topic {topic}: an 8-bit colour encoding expected, got {text!r}")
+            raise ObservationError("image_encoding", f"topic {topic}: an 8-bit colour encoding expected, got {text!r}")
     if (semicolon or len(words) > 1) and given not in ("bgr8", "bgra8"):
         # The transport's own decoder takes such data to have red and blue exchanged; many drivers do not mean that.
-        raise _refuse(
+        raise ObservationError(
             "image_encoding",
             f"topic {topic}: '{source}; {codec} compressed bgr8' or '{codec}' alone expected, got {text!r}: "
             "readers disagree on whether red and blue are exchanged in it",
