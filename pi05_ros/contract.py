@@ -16,7 +16,9 @@ from pi05_ros.profile import (
     StateDimension,
     StateSpec,
     Timing,
+    Unit,
 )
+from pi05_ros.transforms.images import ResizeKind
 from pi05_ros.transforms.normalization import NormalizationKind, Normalizer
 
 RAW = "raw"
@@ -52,7 +54,7 @@ class Contract:
     step_time_s: float | None
     num_steps: int
     state_in_prompt: bool
-    resize: str
+    resize: ResizeKind
     absent_camera_order: str
     relative: np.ndarray
     state_normalizer: Normalizer
@@ -73,12 +75,14 @@ class Contract:
         cells = [("", "robot", "checkpoint", "agreed")]
         cells += [(row.subject, row.robot, row.checkpoint, row.agreed) for row in self.rows]
         widths = [max(len(line[column]) for line in cells) for column in range(4)]
-        return "\n".join("  ".join(text.ljust(width) for text, width in zip(line, widths)).rstrip() for line in cells)
+        return "\n".join(
+            "  ".join(text.ljust(width) for text, width in zip(line, widths, strict=True)).rstrip() for line in cells
+        )
 
 
 def raw_profile(checkpoint: Checkpoint) -> Profile:
     """The profile without a robot: the checkpoint's own camera names, any state up to its width, its full output."""
-    unit = "normalized" if checkpoint.action_statistics is None else "unitless"
+    unit: Unit = "normalized" if checkpoint.action_statistics is None else "unitless"
     names = checkpoint.action_names or tuple(f"action_{index}" for index in range(checkpoint.action_dim))
     return Profile(
         name=RAW,
@@ -125,25 +129,35 @@ def check_contract(
             f"checkpoint {checkpoint.id} gives {horizon}",
         )
     relative = _fit_relative(robot, checkpoint, action_dim)
+    near_constant = [
+        f"{label} {dims[index].name}"
+        for label, normalizer, dims in (
+            ("state", state_normalizer, robot.state.dims),
+            ("action", action_normalizer, robot.action.dims),
+        )
+        for index in normalizer.near_constant_dimensions()
+        if index < len(dims)
+    ]
     step_time = None if robot.timing.rate_hz is None else 1.0 / robot.timing.rate_hz
     resize = robot.model.resize or checkpoint.resize
 
-    rows = [
-        Row("cameras", ", ".join(robot.cameras), ", ".join(checkpoint.cameras),
-            ", ".join(f"{camera or 'absent'} -> {slot}" for slot, camera in slots)),
-        Row("state", f"{len(robot.state.dims)} dims", f"{checkpoint.state_dim} dims",
-            f"{state_dim}" + ("" if robot.state.exact else " at most") + (", in the prompt" if in_prompt else ", unused")),
-        Row("action", f"{len(robot.action.dims)} dims", f"{checkpoint.action_dim} dims",
-            f"{action_dim}, {int(relative.sum())} of them relative inside the model"),
-        Row("control", "", "", ", ".join(f"{dim.name} {dim.control} [{dim.unit}]" for dim in robot.action.dims)),
-        Row("normalization", robot.model.normalization or "-", checkpoint.action_normalization or "-",
-            kind),
-        Row("horizon", str(robot.timing.horizon or "-"), str(checkpoint.config.horizon), f"{horizon}, {executed} executed"),
-        Row("step time", f"{robot.timing.rate_hz} Hz" if step_time else "-", "-",
-            f"{step_time * 1e3:g} ms" if step_time else "unknown"),
+    fed = ", ".join(f"{camera or 'absent'} -> {slot}" for slot, camera in slots)
+    state_rule = ("" if robot.state.exact else " at most") + (", in the prompt" if in_prompt else ", not used")
+    said_horizon, said_resize = robot.timing.horizon or "-", robot.model.resize or "-"
+    controls = ", ".join(f"{dim.name} {dim.control} [{dim.unit}]" for dim in robot.action.dims)
+    rows = (
+        Row("cameras", ", ".join(robot.cameras), ", ".join(checkpoint.cameras), fed),
+        Row("state", f"{len(robot.state.dims)} dims", f"{checkpoint.state_dim} dims", f"{state_dim}{state_rule}"),
+        Row("action", f"{action_dim} dims", f"{checkpoint.action_dim} dims", f"{int(relative.sum())} relative inside"),
+        Row("control", controls, "-", "as the robot says"),
+        Row("normalization", robot.model.normalization or "-", _spoken(checkpoint.action_normalization), kind),
+        Row("horizon", str(said_horizon), str(checkpoint.config.horizon), f"{horizon} steps, {executed} executed"),
+        Row("step time", f"{robot.timing.rate_hz} Hz", "-", f"{step_time * 1e3:g} ms" if step_time else "unknown"),
         Row("denoise steps", "-", str(checkpoint.num_steps), str(checkpoint.num_steps)),
-        Row("resize", robot.model.resize or "-", checkpoint.resize, resize),
-    ]  # fmt: skip
+        Row("resize", said_resize, checkpoint.resize, resize),
+        *(Row("near constant", "-", name, "moved less than its resolution in training") for name in near_constant),
+        *(Row("note", "-", note, "a default") for note in checkpoint.notes),
+    )
     return Contract(
         profile=robot,
         slots=slots,
@@ -160,7 +174,7 @@ def check_contract(
         state_normalizer=state_normalizer,
         action_normalizer=action_normalizer,
         normalization=kind,
-        rows=tuple(rows),
+        rows=rows,
     )
 
 

@@ -106,8 +106,9 @@ class Policy:
         flags: list[str] = []
         bins = None
         if self.contract.state_in_prompt:
-            bins = discretize_state(normalized)
-            flags += [f"state.beyond_statistics:{name}" for name in self._beyond(normalized)]
+            bins = discretize_state(normalized).tolist()
+            beyond = self.contract.state_normalizer.outside_dimensions(normalized)
+            flags += [f"state.beyond_statistics:{self.contract.state_names[index]}" for index in beyond]
         if self.tokenizer is None:
             raise CheckpointError(
                 "no_tokenizer",
@@ -217,10 +218,6 @@ class Policy:
                 absent.append((absent_image(self._size), False))
         ordered = present + absent
         return tuple(pixels for pixels, _ in ordered), tuple(mask for _, mask in ordered)
-
-    def _beyond(self, normalized: np.ndarray) -> list[str]:
-        """Names of the state dimensions outside [-1, 1]: beyond q01..q99 of the training data."""
-        return [self.contract.state_names[index] for index in np.flatnonzero(np.abs(normalized) > 1.0)]
 
 
 def resolve_device(device: str) -> torch.device:

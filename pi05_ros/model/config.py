@@ -56,7 +56,7 @@ class Pi05Config:
 
     def __post_init__(self) -> None:
         for label, section in (("vlm", self.vlm), ("expert", self.expert), ("vision", self.vision), ("", self)):
-            for one in fields(section):  # type: ignore[arg-type]
+            for one in fields(section):
                 value = getattr(section, one.name)
                 if one.type == "int" and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
                     name = f"{label}.{one.name}".lstrip(".")
@@ -102,13 +102,13 @@ class Pi05Config:
         Raises:
             CheckpointError: ``checkpoint.architecture`` with the key that is missing, unknown or out of range.
         """
-        sections = {"vlm": GemmaConfig, "expert": GemmaConfig, "vision": VisionConfig}
+        sections: dict[str, type[Any]] = {"vlm": GemmaConfig, "expert": GemmaConfig, "vision": VisionConfig}
         expected = {*sections, "vocab"}
         if set(block) != expected:
             raise CheckpointError(
                 "architecture", f"architecture: keys {sorted(expected)} expected, got {sorted(block)}"
             )
-        parts = {}
+        parts: dict[str, Any] = {}
         for name, kind in sections.items():
             names = {one.name for one in fields(kind)}
             if not isinstance(block[name], Mapping) or set(block[name]) != names:

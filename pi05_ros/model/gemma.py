@@ -6,7 +6,7 @@ The expert's RMS norms take scale, shift and gate from the flow time: adaptive n
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -238,6 +238,11 @@ class PrefixTransformer(nn.Module):
         self.layers = nn.ModuleList(PrefixLayer(config) for _ in range(config.depth))
         self.norm = RMSNorm(config.width)
 
+    @property
+    def blocks(self) -> list[PrefixLayer]:
+        """The layers, typed."""
+        return cast("list[PrefixLayer]", list(self.layers))
+
 
 class ExpertTransformer(nn.Module):
     """The action expert's layers and final adaptive norm."""
@@ -246,3 +251,8 @@ class ExpertTransformer(nn.Module):
         super().__init__()
         self.layers = nn.ModuleList(ExpertLayer(config) for _ in range(config.depth))
         self.norm = AdaptiveRMSNorm(config.width)
+
+    @property
+    def blocks(self) -> list[ExpertLayer]:
+        """The layers, typed."""
+        return cast("list[ExpertLayer]", list(self.layers))

@@ -154,16 +154,16 @@ class Pi05(nn.Module):
         batch, length, _ = embedded.shape
         config = self.config.vlm
         x = embedded.float()
-        dtype = self.prefix.layers[0].self_attn.dtype
+        dtype = self.prefix.blocks[0].self_attn.dtype
         angles = rotary(valid.cumsum(1) - 1, config.head_dim)
         mask = x.new_zeros(batch, 1, 1, length + horizon, dtype=dtype)
         mask[..., :length].masked_fill_(~valid[:, None, None], MASKED)
         shape = (config.depth, 2, batch, config.num_kv_heads, length + horizon, config.head_dim)
         buffer = x.new_empty(shape, dtype=dtype)
         stores = tuple(KeyValues(pair[0], pair[1]) for pair in buffer)
-        for layer, store in zip(self.prefix.layers[:-1], stores[:-1], strict=True):
+        for layer, store in zip(self.prefix.blocks[:-1], stores[:-1], strict=True):
             x = layer(x, angles, mask[..., :length], store)
-        self.prefix.layers[-1].write_key_values(x, angles, stores[-1])
+        self.prefix.blocks[-1].write_key_values(x, angles, stores[-1])
         first = valid.sum(1, keepdim=True)
         positions = first + torch.arange(horizon, device=first.device)
         return PrefixContext(stores, rotary(positions, config.head_dim), mask)
@@ -195,7 +195,7 @@ class Pi05(nn.Module):
                 layer.input_layernorm.modulation(conditioning),
                 layer.post_attention_layernorm.modulation(conditioning),
             )
-            for layer in self.expert.layers
+            for layer in self.expert.blocks
         )
         return StepModulation(layers, self.expert.norm.modulation(conditioning))
 
@@ -215,7 +215,7 @@ class Pi05(nn.Module):
         """The flow's velocity float32 [B, H, D] at x float32 [B, H, D]; overwrites the suffix part of the stores."""
         hidden = self.action_in_proj(x)
         for layer, store, (before_attention, before_mlp) in zip(
-            self.expert.layers, prefix.stores, modulation.layers, strict=True
+            self.expert.blocks, prefix.stores, modulation.layers, strict=True
         ):
             hidden = layer(hidden, prefix.suffix_angles, prefix.suffix_mask, store, before_attention, before_mlp)
         return self.action_out_proj(self.expert.norm(hidden, modulation.final))

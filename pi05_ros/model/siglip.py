@@ -124,4 +124,3 @@ class Projector(nn.Module):
 
     def forward(self, features: Tensor) -> Tensor:
         return self.linear(features)
-
