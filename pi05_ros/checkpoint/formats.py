@@ -73,7 +73,7 @@ def _detect(path: Path) -> str:
         if "model_type" in config or "architectures" in config:
             raise CheckpointError(
                 "wrong_type",
-                f"{path / 'config.json'} is of a transformers model ({config.get('model_type')!r}), not of a Pi0.5 policy",
+                f"{path / 'config.json'} is of a transformers model ({config.get('model_type')!r}), not a Pi0.5 policy",
             )
         if {"action_dim", "action_horizon"} <= config.keys():
             return "openpi"

@@ -199,9 +199,10 @@ def _cameras(config: _Config, file: Path) -> tuple[tuple[str, ...], tuple[str, .
     for index in range(config.empty_cameras):
         if f"empty_camera_{index}" not in slots:
             slots.append(f"empty_camera_{index}")
-    if not slots:
+    empty = tuple(slot for slot in slots if re.fullmatch(r"empty_camera_\d+", slot))
+    if len(slots) == len(empty):
         raise CheckpointError("bad_config", f"{file}: input_features names no camera (a feature of type VISUAL)")
-    return tuple(slots), tuple(slot for slot in slots if re.fullmatch(r"empty_camera_\d+", slot))
+    return tuple(slots), empty
 
 
 def _width(features: dict[str, _Feature], key: str, widest: int, file: Path) -> int:

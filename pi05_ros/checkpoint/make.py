@@ -22,11 +22,11 @@ from safetensors.torch import save_file
 
 from pi05_ros.checkpoint import lerobot
 from pi05_ros.checkpoint.keys import EMBEDDING, EXPERT_LM_HEAD, LM_HEAD
+from pi05_ros.checkpoint.loader import empty_model
 from pi05_ros.checkpoint.small_tokenizer import small_tokenizer
 from pi05_ros.checkpoint.statistics import Statistics
 from pi05_ros.errors import CheckpointError, ConfigurationError
 from pi05_ros.model.config import GemmaConfig, Pi05Config, VisionConfig
-from pi05_ros.model.pi05 import Pi05
 
 SIZES: dict[str, Pi05Config] = {
     "tiny": Pi05Config(
@@ -203,7 +203,7 @@ def write_builtin(folder: Path) -> Path:
     # A random network's output spreads over several units either side of zero, where a trained one keeps to [-1, 1].
     # Narrow action quantiles keep that within an arm's reach: joints in radians around zero, the gripper in 0..1.
     state_low, state_high = [-1.6] * joints + [0.0], [1.6] * joints + [1.0]
-    action_low, action_high = [-0.16] * joints + [0.4], [0.16] * joints + [0.6]
+    action_low, action_high = [-0.16] * joints + [0.42], [0.16] * joints + [0.58]
     names = (*(f"joint_{index}" for index in range(1, joints + 1)), "gripper")
     robot = RobotSide(
         state_dim=joints + 1,
@@ -247,8 +247,7 @@ def _prepare(folder: Path, config: Pi05Config, robot: RobotSide, tokenizer: bool
 
 def stored_shapes(config: Pi05Config, spelling: Literal["hub", "saved"]) -> dict[str, tuple[int, ...]]:
     """Canonical name -> shape of everything a file of this spelling holds, heads included."""
-    with torch.device("meta"):
-        shapes = {key: tuple(value.shape) for key, value in Pi05(config).state_dict().items()}
+    shapes = {key: tuple(value.shape) for key, value in empty_model(config).state_dict().items()}
     shapes[LM_HEAD] = shapes[EMBEDDING]
     shapes[EXPERT_LM_HEAD] = (config.vocab, config.expert.width)
     if spelling == "hub":

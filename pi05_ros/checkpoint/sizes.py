@@ -28,29 +28,27 @@ def network_config(
     Raises:
         CheckpointError: ``checkpoint.unsupported_variant``, ``checkpoint.bad_config``.
     """
+    stated: dict[str, Any] = {
+        "action_dim": action_dim,
+        "horizon": horizon,
+        "max_token_len": max_token_len,
+        "min_period": min_period,
+        "max_period": max_period,
+    }
     block = raw.get("architecture")
-    if block is None:
-        full = Pi05Config.full()
-        known = {"gemma_2b": full.vlm, "gemma_300m": full.expert}
-        names = (raw.get("paligemma_variant", "gemma_2b"), raw.get("action_expert_variant", "gemma_300m"))
-        for name in names:
-            if name not in known:
-                lora = " LoRA weights must be merged first." if "lora" in str(name) else ""
-                raise CheckpointError(
-                    "unsupported_variant", f"{file}: {name!r} is none of the known sizes {sorted(known)}.{lora}"
-                )
-        config = replace(full, vlm=known[names[0]], expert=known[names[1]])
-    else:
+    if block is not None:
         try:
-            config = Pi05Config.from_architecture(block)
-        except (Pi05Error, TypeError, ValueError, KeyError, AttributeError) as error:
+            return Pi05Config.from_architecture(block, **stated)
+        except (Pi05Error, TypeError) as error:
             message = error.message if isinstance(error, Pi05Error) else str(error)
-            raise CheckpointError("bad_config", f"{file}: its architecture block cannot be used: {message}") from error
-    return replace(
-        config,
-        action_dim=action_dim,
-        horizon=horizon,
-        max_token_len=max_token_len,
-        min_period=min_period,
-        max_period=max_period,
-    )
+            raise CheckpointError("bad_config", f"{file}: {message}") from error
+    full = Pi05Config.full()
+    known = {"gemma_2b": full.vlm, "gemma_300m": full.expert}
+    variants = (raw.get("paligemma_variant", "gemma_2b"), raw.get("action_expert_variant", "gemma_300m"))
+    for variant in variants:
+        if variant not in known:
+            lora = " LoRA weights must be merged first." if "lora" in str(variant) else ""
+            raise CheckpointError(
+                "unsupported_variant", f"{file}: {variant!r} is none of the known sizes {sorted(known)}.{lora}"
+            )
+    return replace(full, vlm=known[variants[0]], expert=known[variants[1]], **stated)

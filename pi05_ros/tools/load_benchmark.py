@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import os
+import subprocess
+import sys
 import tempfile
 import threading
 import time
@@ -79,9 +81,6 @@ def measure_load(
     checkpoint: Checkpoint, device: str, dtype: torch.dtype, *, cold: bool = False, show: bool | None = None
 ) -> LoadMeasurement:
     """Load once and measure. ``cold`` asks the kernel to forget the files first, so that the disk is measured too."""
-    # The first meta-built layers pull in modules of torch that stay; they belong to no model.
-    with torch.device("meta"):
-        torch.nn.Linear(1, 1)
     if cold:
         for file in checkpoint.weight_files:
             descriptor = os.open(file, os.O_RDONLY)
@@ -123,13 +122,13 @@ def run(args: argparse.Namespace) -> int:
     """Measure and print; status 1 where the ratio on a CPU exceeds the limit."""
     if args.checkpoint is not None:
         return _report(args, open_checkpoint(args.checkpoint, assets=args.assets))
-    from pi05_ros.checkpoint.make import SIZES, write_lerobot
-
-    if args.size not in SIZES:
-        raise ConfigurationError("size", f"{args.size!r} is none of the sizes {sorted(SIZES)}")
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch) / args.size
-        write_lerobot(folder, SIZES[args.size], dtype=torch.bfloat16, max_shard_bytes=500_000_000)
+        # A process of its own: memory given back after making the weights would be used again and not be counted.
+        command = [sys.executable, "-m", "pi05_ros.cli", "make-checkpoint", str(folder), "--size", args.size]
+        options = ["--dtype", "bfloat16", "--no-tokenizer", "--no-statistics", "--max-shard-mb", "500"]
+        if subprocess.run([*command, *options], check=False).returncode:
+            raise ConfigurationError("size", f"no random checkpoint of size {args.size!r} could be made; see above")
         return _report(args, open_checkpoint(folder))
 
 

@@ -11,6 +11,7 @@ import torch
 
 from pi05_ros.checkpoint.formats import open_checkpoint
 from pi05_ros.checkpoint.make import SIZES, RobotSide, random_statistics, write_builtin, write_lerobot, write_openpi
+from pi05_ros.checkpoint.statistics import Statistics
 from pi05_ros.errors import ConfigurationError
 from pi05_ros.model.config import Pi05Config
 
@@ -76,10 +77,10 @@ def _write(args: argparse.Namespace) -> None:
         except (OSError, ValueError, TypeError, KeyError) as error:
             raise ConfigurationError("architecture", f"{args.architecture} cannot be used: {error}") from error
     config = replace(sizes, horizon=args.horizon)
-    statistics = {
-        f"{feature}_statistics": None if args.no_statistics else random_statistics(width, args.seed, args.normalization)
-        for feature, width in (("state", args.state_dim), ("action", args.action_dim))
-    }
+
+    def statistics(width: int) -> Statistics | None:
+        return None if args.no_statistics else random_statistics(width, args.seed, args.normalization)
+
     robot = RobotSide(
         cameras=tuple(args.cameras.split(",")),
         empty_cameras=args.empty_cameras,
@@ -90,7 +91,8 @@ def _write(args: argparse.Namespace) -> None:
         normalization=args.normalization,
         action_names=None if args.action_names is None else tuple(args.action_names.split(",")),
         relative_actions=args.relative,
-        **statistics,
+        state_statistics=statistics(args.state_dim),
+        action_statistics=statistics(args.action_dim),
     )
     shard = None if args.max_shard_mb is None else int(args.max_shard_mb * 1e6)
     tokenizer = not args.no_tokenizer
