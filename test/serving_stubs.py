@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 
 from pi05_ros.chunk import ActionChunk
+from pi05_ros.engine.scheduler import Scheduler
 from pi05_ros.errors import ActionError
 from pi05_ros.observation import Observation
+from pi05_ros.profile import load_profile
+from pi05_ros.serving.app import Server
+from pi05_ros.serving.facts import PolicyFacts
+from pi05_ros.serving.settings import ServerSettings
 
 
 class StubPolicy:
@@ -80,3 +86,94 @@ class StubPolicy:
 
 def observation(value: float = 0.0, prompt: str = "pick") -> Observation:
     return Observation(images={}, state=np.array([value, 0.0], np.float32), prompt=prompt)
+
+
+def facts(profile: str = "aloha", horizon: int = 8, image_size: int = 224) -> PolicyFacts:
+    """The facts of a stub behind a shipped profile; slots as a checkpoint for it would have them."""
+    robot = load_profile(profile)
+    slots = [(camera.slot, name) for name, camera in robot.cameras.items() if camera.slot is not None]
+    slots += [(slot, None) for slot in robot.absent_slots]
+    return PolicyFacts(
+        profile=robot,
+        slots=tuple(slots),
+        checkpoint_id="stub/checkpoint",
+        checkpoint_format="lerobot",
+        served_model_names=("stub/checkpoint", "lerobot/pi05_base"),
+        image_size=image_size,
+        state_dim=len(robot.state.dims),
+        action_dim=len(robot.action.dims),
+        padded_action_dim=32,
+        horizon=horizon,
+        executed_steps=horizon,
+        step_time_s=0.02,
+        num_steps=10,
+        normalization="quantile",
+        prefix_length=968,
+        dtype="float32",
+        device="cpu",
+    )
+
+
+@contextmanager
+def serving(
+    policy: StubPolicy | None = None,
+    profile: str = "aloha",
+    scheduler: Scheduler | None = None,
+    active: bool = True,
+    **settings: Any,
+) -> Iterator[Server]:
+    """A running server on a free port with a stub behind it."""
+    known = facts(profile)
+    scheduler = scheduler or Scheduler()
+    scheduler.start()
+    server = Server(known, scheduler, ServerSettings(port=0, **settings))
+    server.start()
+    if active:
+        scheduler.activate(policy or StubPolicy(known.horizon, known.action_dim))
+    try:
+        yield server
+    finally:
+        server.stop()
+        assert scheduler.stop(5.0)
+
+
+def image(value: int = 0, shape: tuple[int, ...] = (24, 32, 3)) -> np.ndarray:
+    return np.full(shape, value, np.uint8)
+
+
+def request_of(profile: str, value: float = 0.0) -> dict[str, Any]:
+    """What an OpenPI client of this robot sends; the first state value is ``value``."""
+
+    def state(width: int) -> np.ndarray:
+        numbers = np.zeros(width, np.float32)
+        numbers[0] = value
+        return numbers
+
+    if profile == "aloha":
+        cameras = ("cam_high", "cam_low", "cam_left_wrist", "cam_right_wrist")
+        images = {name: image(shape=(3, 24, 32)) for name in cameras}
+        return {"state": state(14), "images": images, "prompt": "fold the towel"}
+    if profile == "droid":
+        return {
+            "observation/exterior_image_1_left": image(),
+            "observation/wrist_image_left": image(),
+            "observation/joint_position": state(7),
+            "observation/gripper_position": np.zeros(1),
+            "prompt": "open the drawer",
+        }
+    if profile in ("libero", "libero_openpi"):
+        return {
+            "observation/image": image(),
+            "observation/wrist_image": image(),
+            "observation/state": state(8),
+            "prompt": "put the bowl on the plate",
+        }
+    if profile == "ur5e":
+        return {
+            "base_rgb": image(),
+            "wrist_rgb": image(),
+            "joints": state(6),
+            "gripper": np.zeros(1),
+            "prompt": "push the button",
+        }
+    raise ValueError(profile)

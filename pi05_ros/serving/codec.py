@@ -80,7 +80,7 @@ def unpackb(data: bytes | bytearray | memoryview, limits: Limits = DEFAULT_LIMIT
     """Decode one msgpack message.
 
     Arrays come back native, C-contiguous and read-only (views of the message where byte order and layout allow); numpy
-    scalars as Python numbers; nested lists of numbers as arrays.
+    scalars as Python numbers; nested lists of numbers as arrays; keys as str.
 
     Raises:
         RequestError: ``request.too_large``.
@@ -178,7 +178,7 @@ def _resolve(value: Any, path: str, limits: Limits, depth: int) -> Any:
         spelled = _spelling(value)
         if spelled is not None:
             return spelled(value, path, limits)
-        return {key: _resolve(item, _join(path, key), limits, depth + 1) for key, item in value.items()}
+        return {_text(key): _resolve(item, _join(path, key), limits, depth + 1) for key, item in value.items()}
     kinds = set(map(type, value))
     if kinds == {list}:
         numbers = _numbers(value)
@@ -198,8 +198,12 @@ def _numbers(nested: list[Any]) -> np.ndarray | None:
     return _read_only(array) if array.dtype.kind in "biuf" else None
 
 
+def _text(key: Any) -> str:
+    return key.decode("utf-8", "replace") if isinstance(key, bytes) else str(key)
+
+
 def _join(path: str, key: Any) -> str:
-    text = key.decode("utf-8", "replace") if isinstance(key, bytes) else str(key)
+    text = _text(key)
     return text[:80] if path in ("message", "body") else f"{path}.{text[:80]}"
 
 
