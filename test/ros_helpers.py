@@ -1,4 +1,4 @@
-"""What the tests of ROS processes share: an isolated graph, processes that always end, calls that never wait forever."""
+"""What tests of ROS processes share: an isolated graph, processes that always end, calls that never wait forever."""
 
 from __future__ import annotations
 
@@ -136,7 +136,9 @@ class Process:
     def __enter__(self) -> Process:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
         if self._popen.poll() is None:
             os.killpg(self._popen.pid, signal.SIGINT)
             try:

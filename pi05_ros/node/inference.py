@@ -23,6 +23,7 @@ Reason = tuple[str, str]  # a stable code and a sentence
 _WINDOW = 200  # chunks that the percentiles of a stage look back on
 _RATE_WINDOW_S = 5.0
 _INPUT_WAIT_S = 0.1
+_NO_REQUEST = ("trigger.waiting", "a message on ~/request starts the next chunk")
 
 
 class RunsPolicy(Protocol):
@@ -42,7 +43,9 @@ class RunsPolicy(Protocol):
 class GivesObservations(Protocol):
     """What this thread needs of `pi05_ros.node.inputs.Inputs`."""
 
-    def take(self, now_ns: int) -> Observation | None: ...
+    def take(self, now_ns: int) -> Observation | None:
+        """The newest consistent observation, each at most once."""
+        ...
 
     def wait(self, timeout_s: float) -> bool: ...
 
@@ -105,7 +108,6 @@ class Inference:
         self._activations = 0
         self._requested_at: float | None = None
         self._due = 0.0
-        self._answered: tuple[int | None, tuple[tuple[str, int], ...]] | None = None
         self._busy_since: float | None = None
         self._figures = Figures()
         self._published_at: deque[float] = deque(maxlen=4096)
@@ -174,7 +176,10 @@ class Inference:
         return replace(
             figures,
             chunk_rate_hz=rate,
-            stages=tuple((name, *(float(p) for p in np.percentile(v, (50, 95)))) for name, v in stages.items()),
+            stages=tuple(
+                (name, float(np.percentile(window, 50)), float(np.percentile(window, 95)))
+                for name, window in stages.items()
+            ),
             busy_s=0.0 if busy_since is None else now - busy_since,
         )
 
@@ -201,8 +206,8 @@ class Inference:
                 elif settings.trigger == "request":
                     if self._requested_at is not None:
                         return self._activation, settings
-                    waiting = ("trigger.waiting", "a message on ~/request starts the next chunk")
-                    self._figures = replace(self._figures, blocked=self._figures.blocked or waiting)
+                    # What came of the last request stays in last_error; the reason is about now.
+                    self._figures = replace(self._figures, blocked=_NO_REQUEST)
                 else:
                     pause = self._due - time.monotonic()
                     if pause <= 0.0:
@@ -220,8 +225,7 @@ class Inference:
         started_ns = self._clock_ns()
         started = time.perf_counter()
         observation = self._inputs.take(started_ns)
-        identity = None if observation is None else (observation.stamp_ns, tuple(observation.input_stamps_ns.items()))
-        if observation is None or identity == self._answered:
+        if observation is None:
             self._expire_request(settings)
             self._inputs.wait(_INPUT_WAIT_S)
             return
@@ -234,7 +238,6 @@ class Inference:
             # A turn that came late does not make the next ones come early.
             self._due = max(self._due + period, time.monotonic())
             self._busy_since = time.monotonic()
-        self._answered = identity
         seed = secrets.randbits(63) if settings.seed is None else settings.seed + index
         try:
             chunk = self._policy.infer(replace(observation, prompt=prompt), seed=seed, num_steps=settings.num_steps)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 import numpy as np
 from builtin_interfaces.msg import Duration, Time
@@ -13,6 +13,7 @@ from diagnostic_msgs.msg import DiagnosticArray, DiagnosticStatus, KeyValue
 from pi05_ros.msg import ActionChunk as ActionChunkMessage
 from pi05_ros.msg import PolicyStatus, StreamStatus
 from pi05_ros.node.inference import Answer, Figures, Reason
+from pi05_ros.synchronizer import StreamReport
 
 _NS = 1_000_000_000
 
@@ -78,6 +79,11 @@ def chunk_message(answer: Answer, frame_id: str = "") -> ActionChunkMessage:
     message.guard_flags = list(chunk.guard_flags)
     message.clamp_count = chunk.clamp_count
     return message
+
+
+def stream_message(report: StreamReport) -> StreamStatus:
+    """The message of one input stream's report: the same fields."""
+    return StreamStatus(**asdict(report))
 
 
 def status_message(status: Status) -> PolicyStatus:

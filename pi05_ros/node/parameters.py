@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import json
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, Literal
 
 from rcl_interfaces.msg import FloatingPointRange, IntegerRange, ParameterDescriptor, SetParametersResult
@@ -17,14 +18,19 @@ from rclpy.node import Node
 from rclpy.parameter import Parameter
 
 from pi05_ros.errors import ConfigurationError
+from pi05_ros.node import qos
+from pi05_ros.synchronizer import SyncSettings
 
-Value = str | int | float | bool
+Value = str | int | float | bool | tuple[str, ...]
 Changes = Literal["any time", "while unconfigured"]
 
 
 @dataclass(frozen=True)
 class ParameterSpec:
-    """One parameter. ``minimum`` and ``maximum`` bound numbers, ``choices`` strings; the default gives the type."""
+    """One parameter. ``minimum`` and ``maximum`` bound numbers, ``choices`` strings; the default gives the type.
+
+    A tuple stands for an array of strings.
+    """
 
     name: str
     default: Value
@@ -36,7 +42,12 @@ class ParameterSpec:
 
     @property
     def type_name(self) -> str:
-        return {bool: "bool", int: "integer", float: "double", str: "string"}[type(self.default)]
+        return {bool: "bool", int: "integer", float: "double", str: "string", tuple: "string array"}[type(self.default)]
+
+    @property
+    def declared(self) -> Any:
+        """The default as rclpy takes it: it reads no type from an empty array, so that one holds an empty string."""
+        return list(self.default) or [""] if isinstance(self.default, tuple) else self.default
 
     @property
     def allowed(self) -> str:
@@ -47,7 +58,8 @@ class ParameterSpec:
         return f"{_plain(self.minimum)} to {_plain(self.maximum)}"
 
     def descriptor(self) -> ParameterDescriptor:
-        descriptor = ParameterDescriptor(description=self.description, additional_constraints=f"changes: {self.changes}")
+        descriptor = ParameterDescriptor(description=self.description)
+        descriptor.additional_constraints = f"changes: {self.changes}"
         if self.choices:
             descriptor.additional_constraints += f"; one of: {', '.join(self.choices)}"
         if self.minimum is not None and self.maximum is not None:
@@ -86,7 +98,7 @@ _LOADING = (
     ),
     ParameterSpec(
         "statistics", "", "while unconfigured",
-        "Statistics file that replaces the checkpoint's (OpenPI norm_stats.json, LeRobot stats.json or processor file).",
+        "Statistics file instead of the checkpoint's (OpenPI norm_stats.json, LeRobot stats.json or processor file).",
     ),
     ParameterSpec(
         "normalization", "", "while unconfigured",
@@ -95,7 +107,7 @@ _LOADING = (
     ),
     ParameterSpec(
         "tokenizer", "", "while unconfigured",
-        "PaliGemma tokenizer (tokenizer.json or SentencePiece .model) that replaces the checkpoint's.",
+        "PaliGemma tokenizer (tokenizer.json or SentencePiece .model) instead of the checkpoint's.",
     ),
 )  # fmt: skip
 
@@ -131,7 +143,54 @@ _RUNNING = (
     ),
 )  # fmt: skip
 
-SPECS: tuple[ParameterSpec, ...] = _LOADING + _RUNNING
+_DEFAULTS = SyncSettings()
+_INPUTS = (
+    ParameterSpec(
+        "sync.anchor", "", "while unconfigured",
+        "Camera whose stamps decide which inputs belong together; empty: the profile's anchor.",
+    ),
+    ParameterSpec(
+        "sync.slop_s", _DEFAULTS.slop_s, "while unconfigured",
+        "How far another camera's stamp may be from the anchor's (seconds).", minimum=0.0, maximum=10.0,
+    ),
+    ParameterSpec(
+        "sync.max_age_s", _DEFAULTS.max_age_s, "while unconfigured",
+        "How old an input may be when an observation is made of it (seconds).", minimum=0.001, maximum=3599.0,
+    ),
+    ParameterSpec(
+        "sync.max_age_by_stream", (), "while unconfigured",
+        "Exceptions to sync.max_age_s: `camera:seconds` or `state source:seconds`.",
+    ),
+    ParameterSpec(
+        "sync.dead_after_s", _DEFAULTS.dead_after_s, "while unconfigured",
+        "A stream that brought nothing usable for so long is called dead (seconds).", minimum=0.01, maximum=3599.0,
+    ),
+    ParameterSpec(
+        "sync.stamp_source", _DEFAULTS.stamp_source, "while unconfigured",
+        "header: the publisher's stamps, and a zero or future one is refused. receive: the time of arrival, for "
+        "drivers that stamp nothing.",
+        choices=("header", "receive"),
+    ),
+    ParameterSpec(
+        "sync.future_tolerance_s", _DEFAULTS.future_tolerance_s, "while unconfigured",
+        "How far a header stamp may lie ahead of the node's clock (seconds).", minimum=0.0, maximum=3599.0,
+    ),
+    ParameterSpec(
+        "sync.detect_frozen", _DEFAULTS.detect_frozen, "while unconfigured",
+        "Refuse a camera that sends the same picture, byte for byte, with new stamps.",
+    ),
+    ParameterSpec(
+        "sync.frozen_after_s", _DEFAULTS.frozen_after_s, "while unconfigured",
+        "For how long the picture must have been the same (seconds).", minimum=0.01, maximum=3599.0,
+    ),
+    ParameterSpec(
+        "qos", (), "while unconfigured",
+        "Quality of service of single input topics, `topic:policies`, for example "
+        "`front/image_raw:reliable,depth=10`; policies: reliable, best_effort, volatile, transient_local, depth=N.",
+    ),
+)  # fmt: skip
+
+SPECS: tuple[ParameterSpec, ...] = _LOADING + _RUNNING + _INPUTS
 _BY_NAME = {spec.name: spec for spec in SPECS}
 
 
@@ -175,7 +234,7 @@ def declare(node: Node, overrides: Mapping[str, Parameter]) -> None:
     problems = []
     for spec in SPECS:
         try:
-            node.declare_parameter(spec.name, spec.default, spec.descriptor())
+            node.declare_parameter(spec.name, spec.declared, spec.descriptor())
         except (InvalidParameterTypeException, InvalidParameterValueException) as error:
             problems.append(f"{spec.name}: {spec.type_name} expected{_within(spec)}; {error}")
     if problems:
@@ -214,20 +273,24 @@ def load_settings(node: Node) -> LoadSettings:
     """Read what a configure uses.
 
     Raises:
-        ConfigurationError: ``config.no_checkpoint`` or ``config.no_profile``.
+        ConfigurationError: ``config.no_checkpoint``, ``config.no_profile`` or ``config.no_topics``.
     """
     text = {spec.name: str(node.get_parameter(spec.name).value) for spec in _LOADING}
     checkpoint, profile = text["checkpoint"], text["profile"]
     if not checkpoint:
         raise ConfigurationError(
             "no_checkpoint",
-            "parameter checkpoint: a folder or hub id is expected, and it is empty; `builtin` runs the small random one",
+            "parameter checkpoint: a folder or hub id is expected, and it is empty; `builtin` is the small random one",
         )
     if not profile and checkpoint != BUILTIN:
         raise ConfigurationError(
             "no_profile",
             f"parameter profile: the robot that checkpoint {checkpoint} drives is expected, and it is empty; "
             "`pi05-ros profile` lists those that ship with the package",
+        )
+    if profile == "raw":
+        raise ConfigurationError(
+            "no_topics", "parameter profile: a profile with topics is expected, and `raw` has none; name a robot's"
         )
     return LoadSettings(
         checkpoint=None if checkpoint == BUILTIN else checkpoint,
@@ -251,6 +314,37 @@ def run_settings(node: Node) -> RunSettings:
     )
 
 
+def sync_settings(node: Node) -> SyncSettings:
+    """Read how inputs are put together.
+
+    Raises:
+        ConfigurationError: ``config.sync``.
+    """
+    names = [field.name for field in fields(SyncSettings) if node.has_parameter(f"sync.{field.name}")]
+    values: dict[str, Any] = {name: node.get_parameter(f"sync.{name}").value for name in names}
+    ages = {}
+    for entry in filter(None, values["max_age_by_stream"]):
+        stream, _, seconds = entry.rpartition(":")
+        try:
+            ages[stream.strip()] = float(seconds)
+        except ValueError:
+            raise ConfigurationError(
+                "sync", f"sync.max_age_by_stream: `stream:seconds` expected, got {entry!r}"
+            ) from None
+    values |= {"max_age_by_stream": ages, "anchor": values["anchor"] or None}
+    return SyncSettings(**values)
+
+
+def qos_overrides(node: Node) -> dict[str, str]:
+    """Read the overrides: topic, resolved as the node's own, to policies.
+
+    Raises:
+        ConfigurationError: ``config.qos``.
+    """
+    entries = filter(None, node.get_parameter("qos").value)
+    return {node.resolve_topic_name(topic): policies for topic, policies in qos.parse_overrides(entries).items()}
+
+
 def table() -> str:
     """docs/parameters.md."""
     lines = [
@@ -263,7 +357,7 @@ def table() -> str:
         "|---|---|---|---|---|---|",
     ]
     for spec in SPECS:
-        default = _plain(spec.default) if isinstance(spec.default, float) else repr(spec.default).replace("'", '"')
+        default = _plain(spec.default) if isinstance(spec.default, float) else json.dumps(spec.default)
         allowed = ", ".join(choice or '""' for choice in spec.choices) or spec.allowed
         lines.append(
             f"| `{spec.name}` | {spec.type_name} | `{default}` | {allowed} | {spec.changes} | {spec.description} |"

@@ -26,7 +26,14 @@ from pi05_ros.msg import PolicyStatus
 from pi05_ros.node import parameters, qos
 from pi05_ros.node.inference import Answer, Figures, Inference, Reason, RunsPolicy, describe
 from pi05_ros.node.inputs import Inputs
-from pi05_ros.node.outputs import Status, chunk_message, diagnostics_message, sentence, status_message
+from pi05_ros.node.outputs import (
+    Status,
+    chunk_message,
+    diagnostics_message,
+    sentence,
+    status_message,
+    stream_message,
+)
 from pi05_ros.profile import Profile, load_profile
 from pi05_ros.srv import SetPrompt
 
@@ -34,6 +41,7 @@ _STATUS_TICK_S = 0.1
 _STATUS_PERIOD_S = 1.0
 # How long a clean-up waits for a model that computes; then the node ends finalized rather than pull its weights away.
 _INFERENCE_END_S = 30.0
+_SAME_ERROR_S = 5.0  # the log repeats an error that goes on no more often
 _TRIGGERS = ("configure", "activate", "deactivate", "cleanup", "shutdown")
 
 
@@ -47,6 +55,13 @@ class LoadedPolicy(RunsPolicy, Protocol):
 
 
 PolicyFactory = Callable[..., LoadedPolicy]
+
+
+def _load_policy(*arguments: Any, **options: Any) -> LoadedPolicy:
+    # Imported here: torch takes seconds, in which the node must already be up and answer signals.
+    from pi05_ros.policy import load_policy
+
+    return load_policy(*arguments, **options)
 
 
 class PolicyNode(LifecycleNodeMixin, Node):
@@ -88,12 +103,13 @@ class PolicyNode(LifecycleNodeMixin, Node):
         )
         # Reentrant: a waiting transition must not lock out get_state.
         LifecycleNodeMixin.__init__(self, callback_group=ReentrantCallbackGroup())
-        self._load_policy = load_policy
+        self._load_policy = load_policy or _load_policy
         self._transition_lock = threading.Lock()
         self._transition_since: float | None = None
         self._transition_error: Reason | None = None
         self._progress = ""
         self._last_error: tuple[str, int] = ("", 0)
+        self._logged: tuple[str, float] = ("", 0.0)
         self._policy: LoadedPolicy | None = None
         self._profile: Profile | None = None
         self._inputs: Inputs | None = None
@@ -189,15 +205,11 @@ class PolicyNode(LifecycleNodeMixin, Node):
         self._inputs = Inputs(
             self.inputs_node,
             self._resolved(self._profile),
-            None,
-            {},
+            parameters.sync_settings(self),
+            parameters.qos_overrides(self),
             self.inputs_node.default_callback_group,
         )
-        load = self._load_policy
-        if load is None:
-            # Here, not above: importing torch takes seconds, in which signals must already be answered.
-            from pi05_ros.policy import load_policy as load
-        self._policy = load(
+        self._policy = self._load_policy(
             settings.checkpoint,
             self._profile,
             settings.device,
@@ -212,7 +224,7 @@ class PolicyNode(LifecycleNodeMixin, Node):
         if settings.checkpoint is None:
             self.get_logger().warning("the built-in checkpoint is random: its actions mean nothing")
         if self._profile.timing.rate_hz is None:
-            self.get_logger().warning(f"profile {self._profile.name} has no rate_hz: chunks carry step_time 0 (unknown)")
+            self.get_logger().warning(f"profile {self._profile.name} has no rate_hz: chunks carry step_time 0")
         self.get_logger().info("profile and checkpoint agree:\n" + self._policy.contract.table())
         self._inference = Inference(
             self._policy, self._inputs, lambda: self._settings, self._now_ns, self._publish_answer, self._on_refusal
@@ -245,7 +257,7 @@ class PolicyNode(LifecycleNodeMixin, Node):
     def _guarded(
         self, name: str, step: Callable[[], None], otherwise: TransitionCallbackReturn
     ) -> TransitionCallbackReturn:
-        """Run one step; rclpy would swallow its exception, so log it, keep it for the status, and say what comes next."""
+        """Run one step. rclpy would swallow its exception: log it, keep it for the status, and say what comes next."""
         try:
             step()
         except (Exception, SystemExit) as error:
@@ -369,9 +381,13 @@ class PolicyNode(LifecycleNodeMixin, Node):
 
     def _on_refusal(self, error: Exception) -> None:
         text = sentence(describe(error))
+        now = time.monotonic()
+        if text == self._logged[0] and now - self._logged[1] < _SAME_ERROR_S:
+            return
+        self._logged = (text, now)
         if not isinstance(error, Pi05Error):
             text += "\n" + "".join(traceback.format_exception(error))
-        self.get_logger().error(f"no chunk: {text}", throttle_duration_sec=1.0)
+        self.get_logger().error(f"no chunk: {text}")
 
     def _on_progress(self, done: int, total: int) -> None:
         self._progress = f", {done / 1e9:.2f} of {total / 1e9:.2f} GB read"
@@ -381,7 +397,8 @@ class PolicyNode(LifecycleNodeMixin, Node):
         due = time.monotonic() - self._published_at >= _STATUS_PERIOD_S - _STATUS_TICK_S / 2
         if due or status.changes != self._published:
             self._publish_status(status)
-            self._diagnostics_publisher.publish(diagnostics_message(status, self.get_fully_qualified_name().lstrip("/")))
+            name = str(self.get_fully_qualified_name()).lstrip("/")
+            self._diagnostics_publisher.publish(diagnostics_message(status, name))
 
     def _publish_status(self, status: Status) -> None:
         self._published, self._published_at = status.changes, time.monotonic()
@@ -404,7 +421,7 @@ class PolicyNode(LifecycleNodeMixin, Node):
             profile=profile.name if profile is not None else "",
             prompt=prompt,
             figures=figures,
-            streams=[] if inputs is None else inputs.reports(now_ns),
+            streams=[] if inputs is None else [stream_message(report) for report in inputs.reports(now_ns)],
             last_error=last_error[0],
             last_error_ns=last_error[1],
         )
@@ -433,7 +450,7 @@ class PolicyNode(LifecycleNodeMixin, Node):
 
 
 def main() -> int:
-    """Executable of the package: only ROS arguments; the lifecycle is driven from outside (launch, `ros2 lifecycle`)."""
+    """Executable of the package: ROS arguments only; launch or `ros2 lifecycle` drives the lifecycle."""
     from pi05_ros.node.process import run_process
 
     return run_process(lambda: [PolicyNode()], sys.argv)

@@ -6,15 +6,16 @@ The cameras show photographs that are slowly panned, so that no two frames are a
 from __future__ import annotations
 
 import argparse
+import io
 import math
 from array import array
 from collections import defaultdict
 from collections.abc import Callable
 from pathlib import Path
 
-import cv2
 import numpy as np
 import rclpy
+from PIL import Image as PillowImage
 from rclpy.node import Node
 from rclpy.signals import SignalHandlerOptions
 from sensor_msgs.msg import CompressedImage, Image, JointState
@@ -23,7 +24,7 @@ from pi05_ros.errors import ConfigurationError
 from pi05_ros.node import qos
 from pi05_ros.node.environment import apply_dds_defaults
 from pi05_ros.node.process import Spinner, block_signals, wait_for_signal
-from pi05_ros.profile import Camera, Profile, StateDimension, load_profile
+from pi05_ros.profile import Profile, StateDimension, load_profile
 
 WIDTH, HEIGHT = 640, 480
 CAMERA_HZ, JOINT_HZ = 30.0, 50.0
@@ -51,12 +52,14 @@ class StandInRobot(Node):
 
     def __init__(self, profile: Profile, camera_hz: float = CAMERA_HZ, joint_hz: float = JOINT_HZ) -> None:
         super().__init__("robot")
-        photos = [cv2.cvtColor(cv2.imread(str(path)), cv2.COLOR_BGR2RGB) for path in sorted(_PHOTOS.glob("*.jpg"))]
+        photos = [np.asarray(PillowImage.open(path).convert("RGB")) for path in sorted(_PHOTOS.glob("*.jpg"))]
         self._frames = self._joints = 0
         self._cameras: list[Callable[[int], None]] = []
         for number, (name, camera) in enumerate(profile.cameras.items()):
             if camera.topic is not None:
-                self._cameras.append(self._camera(name, camera, Panorama(photos[number % len(photos)])))
+                panorama = Panorama(photos[number % len(photos)])
+                publish = self._jpeg_camera if camera.type == "compressed" else self._raw_camera
+                self._cameras.append(publish(name, camera.topic, panorama))
         by_source: dict[str, list[StateDimension]] = defaultdict(list)
         for dim in profile.state.dims:
             by_source[profile.source_of(dim)].append(dim)
@@ -67,30 +70,31 @@ class StandInRobot(Node):
         self.create_timer(1.0 / camera_hz, self._publish_images)
         self.create_timer(1.0 / joint_hz, self._publish_joints)
 
-    def _camera(self, name: str, camera: Camera, panorama: Panorama) -> Callable[[int], None]:
-        if camera.type == "compressed":
-            compressed = self.create_publisher(CompressedImage, camera.topic, qos.ROBOT)
+    def _jpeg_camera(self, name: str, topic: str, panorama: Panorama) -> Callable[[int], None]:
+        publisher = self.create_publisher(CompressedImage, topic, qos.ROBOT)
 
-            def publish_jpeg(index: int) -> None:
-                message = CompressedImage(format="rgb8; jpeg compressed bgr8")
-                message.header.frame_id = name
-                message.header.stamp = self.get_clock().now().to_msg()
-                _, jpeg = cv2.imencode(".jpg", cv2.cvtColor(panorama.frame(index), cv2.COLOR_RGB2BGR))
-                message.data = _bytes(jpeg)
-                compressed.publish(message)
+        def publish(index: int) -> None:
+            message = CompressedImage(format="rgb8; jpeg compressed bgr8")
+            message.header.frame_id = name
+            message.header.stamp = self.get_clock().now().to_msg()
+            jpeg = io.BytesIO()
+            PillowImage.fromarray(panorama.frame(index)).save(jpeg, "JPEG", quality=85)
+            message.data = _bytes(jpeg.getbuffer())
+            publisher.publish(message)
 
-            return publish_jpeg
+        return publish
 
-        raw = self.create_publisher(Image, camera.topic, qos.ROBOT)
+    def _raw_camera(self, name: str, topic: str, panorama: Panorama) -> Callable[[int], None]:
+        publisher = self.create_publisher(Image, topic, qos.ROBOT)
 
-        def publish_raw(index: int) -> None:
+        def publish(index: int) -> None:
             message = Image(height=HEIGHT, width=WIDTH, encoding="rgb8", is_bigendian=0, step=3 * WIDTH)
             message.header.frame_id = name
             message.header.stamp = self.get_clock().now().to_msg()
-            message.data = _bytes(panorama.frame(index))
-            raw.publish(message)
+            message.data = _bytes(np.ascontiguousarray(panorama.frame(index)).data)
+            publisher.publish(message)
 
-        return publish_raw
+        return publish
 
     def _publish_images(self) -> None:
         for publish in self._cameras:
@@ -124,10 +128,10 @@ def _swing(dim: StateDimension, phase: float) -> float:
     return low + (high - low) * (0.5 + 0.4 * math.sin(phase))
 
 
-def _bytes(pixels: np.ndarray) -> array[int]:
+def _bytes(buffer: memoryview) -> array[int]:
     # What rclpy takes without looking at every element.
     data = array("B")
-    data.frombytes(np.ascontiguousarray(pixels).data)
+    data.frombytes(buffer)
     return data
 
 
@@ -135,7 +139,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Declare the options on the sub-command's parser."""
     parser.add_argument("--profile", default="demo", help="robot profile whose topics are published (default: demo)")
     parser.add_argument("--camera-hz", type=float, default=CAMERA_HZ, help="frames per second (default: %(default)g)")
-    parser.add_argument("--joint-hz", type=float, default=JOINT_HZ, help="joint states per second (default: %(default)g)")
+    parser.add_argument("--joint-hz", type=float, default=JOINT_HZ, help="joint states a second (default: %(default)g)")
     parser.add_argument("--ros-args", nargs=argparse.REMAINDER, default=[], metavar="...", help="passed to ROS")
 
 
@@ -143,7 +147,7 @@ def run(options: argparse.Namespace) -> int:
     """Publish until SIGINT or SIGTERM."""
     profile = load_profile(options.profile)
     if not any(camera.topic for camera in profile.cameras.values()):
-        raise ConfigurationError("no_topics", f"profile {profile.name}: a camera with a topic is expected, and none has one")
+        raise ConfigurationError("no_topics", f"profile {profile.name}: cameras with topics expected, and none has one")
     block_signals()
     apply_dds_defaults()
     rclpy.init(args=["pi05-ros", "--ros-args", *options.ros_args], signal_handler_options=SignalHandlerOptions.NO)
