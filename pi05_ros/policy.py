@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -167,6 +168,25 @@ class Policy:
             guard_flags=prepared.flags + limits,
             clamp_count=clamp_count,
         )
+
+    def warm_up(self) -> None:
+        """Answer one made-up observation, so that no real one pays for what is set up at first use.
+
+        Raises:
+            Pi05Error: as `infer`; what cannot answer this cannot answer anything.
+        """
+        black = np.zeros((480, 640, 3), np.uint8)
+        dims = self.profile.state.dims
+        state = np.zeros(len(dims)) if self.profile.reset_pose is None else np.array(self.profile.reset_pose)
+        self.infer(Observation(dict.fromkeys(self._feeding, black), state, "warm up"), seed=0)
+
+    def close(self) -> None:
+        """Give the network's memory back; nothing can be asked afterwards."""
+        device = self.engine.device
+        del self.engine, self.model
+        gc.collect()
+        if device.type == "cuda":
+            torch.cuda.empty_cache()
 
     def _prompt(self, observation: Observation) -> str:
         prompt = self.profile.prompt if observation.prompt is None else observation.prompt

@@ -28,7 +28,7 @@ class StubPolicy:
         self.profile = profile
         self.checkpoint = SimpleNamespace(id=checkpoint or "builtin")
         self.contract = SimpleNamespace(table=lambda: "stub contract")
-        self.closed = False
+        self.closed = self.warm = False
 
     def infer(
         self,
@@ -37,6 +37,7 @@ class StubPolicy:
         seed: int | None = None,
         num_steps: int | None = None,
     ) -> ActionChunk:
+        assert self.warm, "the node activates only what was warmed up"
         started = time.perf_counter()
         time.sleep(float(os.environ.get("STUB_INFER_S", "0")))
         fault = os.environ.get("STUB_FAULT")
@@ -63,6 +64,9 @@ class StubPolicy:
             input_stamps_ns=observation.input_stamps_ns,
             timings_ms={"stub": (time.perf_counter() - started) * 1e3},
         )
+
+    def warm_up(self) -> None:
+        self.warm = True
 
     def close(self) -> None:
         if os.environ.get("STUB_FAULT") == "close":

@@ -51,6 +51,8 @@ class LoadedPolicy(RunsPolicy, Protocol):
     checkpoint: Any
     contract: Any
 
+    def warm_up(self) -> None: ...
+
     def close(self) -> None: ...
 
 
@@ -221,6 +223,7 @@ class PolicyNode(LifecycleNodeMixin, Node):
             tokenizer=settings.tokenizer,
             progress=self._on_progress,
         )
+        self._policy.warm_up()
         if settings.checkpoint is None:
             self.get_logger().warning("the built-in checkpoint is random: its actions mean nothing")
         if self._profile.timing.rate_hz is None:
