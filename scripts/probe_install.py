@@ -56,9 +56,7 @@ def main() -> None:
         assert os.access(executables / name, os.X_OK), f"{executables / name} is not executable"
     answer = subprocess.run(["pi05-ros", "--version"], capture_output=True, text=True, check=True).stdout.strip()
     assert answer == f"pi05_ros {pi05_ros.__version__}", answer
-    print(
-        f"{answer}: messages, {len(files(home))} modules and assets, {len(files(share_dir()))} shared files, executables"
-    )
+    print(f"{answer}: messages, {len(files(home))} files of Python and assets, {len(files(share_dir()))} in share")
 
 
 main()

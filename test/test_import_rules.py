@@ -1,6 +1,6 @@
 """Who may import whom: the core knows no ROS, the network no robots (docs/architecture.md, "Import rules").
 
-Read from the source, imports inside functions included; import-linter would miss pi05_ros.msg, which only a build makes.
+Read from the source, imports inside functions too. (import-linter misses pi05_ros.msg, which only a build makes.)
 """
 
 from __future__ import annotations
