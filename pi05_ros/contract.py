@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import io
 from dataclasses import dataclass
 
 import numpy as np
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
 
 from pi05_ros.checkpoint.description import Checkpoint
 from pi05_ros.errors import ContractError
@@ -71,13 +76,14 @@ class Contract:
         return tuple(dim.name for dim in self.profile.action.dims)
 
     def table(self) -> str:
-        """The agreement as aligned text, one line per subject."""
-        cells = [("", "robot", "checkpoint", "agreed")]
-        cells += [(row.subject, row.robot, row.checkpoint, row.agreed) for row in self.rows]
-        widths = [max(len(line[column]) for line in cells) for column in range(4)]
-        return "\n".join(
-            "  ".join(text.ljust(width) for text, width in zip(line, widths, strict=True)).rstrip() for line in cells
-        )
+        """The agreement for people to read: a line per subject, both sides and what holds."""
+        table = Table("", "robot", "checkpoint", "agreed", box=box.SIMPLE, padding=(0, 2, 0, 0))
+        for row in self.rows:
+            table.add_row(*(Text(text) for text in (row.subject, row.robot, row.checkpoint, row.agreed)))
+        console = Console(width=120, file=io.StringIO(), color_system=None)
+        with console.capture() as captured:
+            console.print(table)
+        return "\n".join(line.rstrip() for line in captured.get().splitlines() if line.strip())
 
 
 def raw_profile(checkpoint: Checkpoint) -> Profile:
@@ -152,7 +158,12 @@ def check_contract(
         Row("control", controls, "-", "as the robot says"),
         Row("normalization", robot.model.normalization or "-", _spoken(checkpoint.action_normalization), kind),
         Row("horizon", str(said_horizon), str(checkpoint.config.horizon), f"{horizon} steps, {executed} executed"),
-        Row("step time", f"{robot.timing.rate_hz} Hz", "-", f"{step_time * 1e3:g} ms" if step_time else "unknown"),
+        Row(
+            "step time",
+            f"{robot.timing.rate_hz:g} Hz" if robot.timing.rate_hz else "-",
+            "-",
+            f"{step_time * 1e3:g} ms" if step_time else "unknown",
+        ),
         Row("denoise steps", "-", str(checkpoint.num_steps), str(checkpoint.num_steps)),
         Row("resize", said_resize, checkpoint.resize, resize),
         *(Row("near constant", "-", name, "moved less than its resolution in training") for name in near_constant),
@@ -223,8 +234,7 @@ def _fit_widths(robot: Profile, checkpoint: Checkpoint) -> tuple[int, int]:
         if not fits:
             raise ContractError(
                 f"{label}_width",
-                f"{label}: profile {robot.name} has {ours} dimensions {names}, "
-                f"checkpoint {checkpoint.id} has {theirs}",
+                f"{label}: profile {robot.name} has {ours} dimensions {names}, checkpoint {checkpoint.id} has {theirs}",
             )
     theirs_names = checkpoint.action_names
     if theirs_names is not None and list(theirs_names) != [dim.name for dim in robot.action.dims]:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
+from typing import Literal
 
 import numpy as np
 import torch
@@ -30,13 +31,16 @@ from pi05_ros.transforms.prompt import discretize_state
 from pi05_ros.transforms.robots import StateActionConvention
 from pi05_ros.transforms.tokenizer import Tokenizer, load_tokenizer
 
+Space = Literal["robot", "normalized"]
+
 
 @dataclass(frozen=True)
 class Prepared:
     """An observation in the model's terms, with what `Policy.finish` needs to answer it.
 
     Attributes:
-        start_state: float64 [dims], state in the model's units and conventions; relative actions are added to it.
+        start_state: [dims], state in the model's units and conventions; relative actions are added to it.
+        action_space: ``robot``, or ``normalized`` for the network's own numbers.
         flags: codes of what was noticed on the way (prompt shortened, state beyond its statistics).
     """
 
@@ -44,6 +48,7 @@ class Prepared:
     observation: Observation
     prompt: str
     start_state: np.ndarray
+    action_space: Space
     preprocess_ms: float
     flags: tuple[str, ...]
 
@@ -91,24 +96,40 @@ class Policy:
         prepared = self.prepare(observation)
         return self.finish(prepared, self.run([prepared], [options])[0])
 
-    def prepare(self, observation: Observation) -> Prepared:
+    def prepare(
+        self,
+        observation: Observation,
+        *,
+        action_space: Space = "robot",
+        state_space: Space = "robot",
+        image_masks: Mapping[str, bool] | None = None,
+    ) -> Prepared:
         """Check an observation and turn it into the model's numbers.
 
+        Args:
+            action_space: ``normalized`` makes `finish` return the network's own numbers.
+            state_space: ``normalized`` says that the state already is in the network's numbers.
+            image_masks: camera -> False blanks that camera, which may then be missing.
+
         Raises:
-            ObservationError: ``observation.camera``, ``.image``, ``.state_width``, ``.nan``, ``.inf``, ``.no_prompt``.
+            ObservationError: ``observation.camera``, ``image_*``, ``state_width``, ``nan``, ``inf``, ``no_prompt``.
             CheckpointError: ``checkpoint.no_tokenizer``.
         """
         started = time.perf_counter()
         prompt = self._prompt(observation)
         state = self._state(observation)
-        images, masks = self._images(observation.images)
-        model_state = self._convention.state_to_model(state)
-        normalized = self.contract.state_normalizer.normalize(model_state)
+        images, masks = self._images(observation.images, image_masks or {})
+        normalizer = self.contract.state_normalizer
+        if state_space == "normalized":
+            normalized, model_state = state, normalizer.unnormalize(state)
+        else:
+            model_state = self._convention.state_to_model(state)
+            normalized = normalizer.normalize(model_state)
         flags: list[str] = []
         bins = None
         if self.contract.state_in_prompt:
             bins = discretize_state(normalized).tolist()
-            beyond = self.contract.state_normalizer.outside_dimensions(normalized)
+            beyond = normalizer.outside_dimensions(normalized)
             flags += [f"state.beyond_statistics:{self.contract.state_names[index]}" for index in beyond]
         if self.tokenizer is None:
             raise CheckpointError(
@@ -121,7 +142,7 @@ class Policy:
             flags.append("prompt.shortened")
         inputs = ModelInputs(images, masks, tokens, token_mask)
         elapsed = (time.perf_counter() - started) * 1e3
-        return Prepared(inputs, observation, prompt, model_state, elapsed, tuple(flags))
+        return Prepared(inputs, observation, prompt, model_state, action_space, elapsed, tuple(flags))
 
     def run(self, members: Sequence[Prepared], options: Sequence[InferenceOptions]) -> list[EngineResult]:
         """Put prepared observations through the network in one pass; see `Engine.run`."""
@@ -137,13 +158,20 @@ class Policy:
         contract = self.contract
         output = result.actions.numpy()[:, : contract.action_dim]
         check_network_output(output)
-        model_actions = contract.action_normalizer.unnormalize(output)
-        actions = self._convention.actions_to_robot(model_actions, prepared.start_state)
-        actions = np.ascontiguousarray(actions, dtype=np.float32)
-        check_actions(actions, contract.action_names)
-        actions, clamp_count, limits = apply_limits(actions, self.profile.action.dims, contract.step_time_s)
-        observation = prepared.observation
         dims = self.profile.action.dims
+        clamp_count = 0
+        limits: tuple[str, ...] = ()
+        if prepared.action_space == "normalized":
+            actions = np.array(output, dtype=np.float32)
+            units = ("normalized",) * len(dims)
+        else:
+            model_actions = contract.action_normalizer.unnormalize(output)
+            actions = self._convention.actions_to_robot(model_actions, prepared.start_state)
+            actions = np.ascontiguousarray(actions, dtype=np.float32)
+            check_actions(actions, contract.action_names)
+            actions, clamp_count, limits = apply_limits(actions, dims, contract.step_time_s)
+            units = tuple(dim.unit for dim in dims)
+        observation = prepared.observation
         timings = {
             "preprocess": prepared.preprocess_ms,
             **result.timings_ms,
@@ -152,7 +180,7 @@ class Policy:
         return ActionChunk(
             actions=actions,
             names=contract.action_names,
-            units=tuple(dim.unit for dim in dims),
+            units=units,
             control_modes=tuple(dim.control for dim in dims),
             step_time_s=contract.step_time_s,
             executed_steps=contract.executed_steps,
@@ -216,21 +244,28 @@ class Policy:
         check_state(narrowed, self.contract.state_names)
         return narrowed
 
-    def _images(self, images: Mapping[str, np.ndarray]) -> tuple[tuple[torch.Tensor, ...], tuple[bool, ...]]:
+    def _images(
+        self, images: Mapping[str, np.ndarray], image_masks: Mapping[str, bool]
+    ) -> tuple[tuple[torch.Tensor, ...], tuple[bool, ...]]:
         known = self.profile.cameras
-        unknown = sorted(set(images) - set(known))
-        missing = [name for name in self._feeding if name not in images and not known[name].optional]
-        if unknown or missing or not any(name in images for name in self._feeding):
+        blank = {camera for camera, mask in image_masks.items() if not mask}
+        unknown = sorted({*images, *image_masks} - set(known))
+        needed = [name for name in self._feeding if name not in blank and not known[name].optional]
+        missing = [name for name in needed if name not in images]
+        used = {name for name in images if name not in blank}
+        if unknown or missing or not used.intersection(self._feeding):
             raise ObservationError(
                 "camera",
                 f"cameras: expected {list(self._feeding)}, got {sorted(images)}; missing {missing}, unknown {unknown}",
-                {"expected": list(self._feeding), "received": sorted(images)},
+                {"expected": list(self._feeding), "received": sorted(images), "missing": missing, "unknown": unknown},
             )
         present: list[tuple[torch.Tensor, bool]] = []
         absent: list[tuple[torch.Tensor, bool]] = []
         for _, camera in self.contract.slots:
-            if camera is not None and camera in images:
+            if camera is not None and camera in used:
                 frame = as_hwc_uint8(images[camera], layout="hwc", camera=camera)
+                if known[camera].rotate == 180:
+                    frame = frame[::-1, ::-1]
                 present.append((resize_with_pad(frame, self._size, self.contract.resize), True))
             elif self.contract.absent_camera_order == "in_place":
                 present.append((absent_image(self._size), False))
