@@ -198,7 +198,7 @@ def line(watcher: Watcher) -> str:
     if status is None:
         return "waiting for the policy node ..."
     if status.state != "active":
-        return f"{status.state}: {status.reason}"
+        return str(status.reason or status.state)
     p50, p95 = watcher.latency_ms()
     stages = ", ".join(
         f"{name} {stage_p50:.1f}/{stage_p95:.1f}"
