@@ -223,7 +223,7 @@ class _Stream:
         newest = self.newest()
         if newest is None:
             return "waiting"
-        if now_ns - newest[1] > dead_after_ns:
+        if now_ns - newest[1] > max(dead_after_ns, self.max_age_ns):
             return "dead"
         return "stale" if now_ns - newest[0] > self.max_age_ns else "live"
 
@@ -495,7 +495,10 @@ class Synchronizer:
         self._clock_ns = now_ns
 
     def reason(self, now_ns: int) -> Refusal | None:
-        """Code and sentence why no set exists now; ``None`` while the newest set, given or not, is young enough."""
+        """Code and sentence why there is no set.
+
+        ``None`` while every input that is needed is young enough and so is the newest set, given or not.
+        """
         finding = self.diagnose(now_ns)
         return None if finding is None else (finding.code, finding.sentence)
 
@@ -518,7 +521,8 @@ class Synchronizer:
                     f"{camera.label}: the picture has not changed in a single byte for {_seconds(camera.same_for_ns)}",
                     camera.name,
                 )
-        if self._find(now_ns, None) is not None:
+        given_lately = self._taken is not None and now_ns - self._taken <= self._anchor.max_age_ns
+        if given_lately or self._find(now_ns, None) is not None:
             return None
         return self._unsynchronised(now_ns)
 
