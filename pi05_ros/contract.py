@@ -147,10 +147,10 @@ def check_contract(
     step_time = None if robot.timing.rate_hz is None else 1.0 / robot.timing.rate_hz
     resize = robot.model.resize or checkpoint.resize
 
-    fed = ", ".join(f"{camera or 'absent'} -> {slot}" for slot, camera in slots)
+    fed = "\n".join(f"{camera or 'absent'} -> {slot}" for slot, camera in slots)
     state_rule = ("" if robot.state.exact else " at most") + (", in the prompt" if in_prompt else ", not used")
     said_horizon, said_resize = robot.timing.horizon or "-", robot.model.resize or "-"
-    controls = ", ".join(f"{dim.name} {dim.control} [{dim.unit}]" for dim in robot.action.dims)
+    controls = "\n".join(f"{dim.name} {dim.control} [{dim.unit}]" for dim in robot.action.dims)
     rows = (
         Row("cameras", ", ".join(robot.cameras), ", ".join(checkpoint.cameras), fed),
         Row("state", f"{len(robot.state.dims)} dims", f"{checkpoint.state_dim} dims", f"{state_dim}{state_rule}"),
