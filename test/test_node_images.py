@@ -120,14 +120,6 @@ def test_eight_bit_samples_have_no_byte_order() -> None:
     assert (to_rgb(image("bgr8", pixels[..., ::-1], is_bigendian=1), "t") == pixels).all()
 
 
-def test_a_camera_mounted_upside_down_is_turned() -> None:
-    pixels = photo()
-    for message in (image("rgb8", pixels), compressed(encode(pixels, "png"), "png")):
-        turned = to_rgb(message, "t", rotate=180)
-        assert (turned == pixels[::-1, ::-1]).all()
-        assert turned.flags.c_contiguous
-
-
 def test_the_result_does_not_look_into_the_message() -> None:
     message = image("rgb8", photo())
     first = to_rgb(message, "t")

@@ -11,10 +11,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+import rclpy
 from PIL import Image as PillowImage
 from rclpy.executors import SingleThreadedExecutor
-from rclpy.qos import DurabilityPolicy, QoSProfile, ReliabilityPolicy
+from rclpy.parameter import Parameter
+from rclpy.qos import QoSProfile, ReliabilityPolicy
 from ros_helpers import Graph
+from rosgraph_msgs.msg import Clock
 from sensor_msgs.msg import CompressedImage, Image, JointState
 
 from pi05_ros.errors import ConfigurationError, ObservationError
@@ -78,9 +81,6 @@ class Robot:
         self.graph = graph
         self.publishers: dict[str, Any] = {}
         self.open: list[Inputs] = []
-        self.node = None
-        import rclpy
-
         self.node = rclpy.create_node("inputs", namespace="robot_1", context=graph.context)
         self._executor = SingleThreadedExecutor(context=graph.context)
         self._executor.add_node(self.node)
@@ -129,6 +129,17 @@ class Robot:
             if found is not None:
                 return found
             inputs.wait(0.1)
+        raise AssertionError(f"no observation: {inputs.reason(self.now_ns())}")
+
+    def observation_of(self, inputs: Inputs, send: Callable[[], None]) -> Observation:
+        """The next observation while ``send`` is called again and again (discovery is not instant)."""
+        deadline = time.monotonic() + TIMEOUT_S
+        while time.monotonic() < deadline:
+            send()
+            inputs.wait(0.05)
+            found = inputs.take(self.now_ns())
+            if found is not None:
+                return found
         raise AssertionError(f"no observation: {inputs.reason(self.now_ns())}")
 
     def until(self, inputs: Inputs, holds: Callable[[], Any]) -> Any:
@@ -197,3 +208,358 @@ def test_topics_become_one_observation(robot: Robot) -> None:
     assert observation.prompt is None
     assert inputs.take(robot.now_ns()) is None, "the same anchor image was given twice"
     assert inputs.reason(robot.now_ns()) is None
+
+
+def send_set(robot: Robot, stamp: Any, wanted: Sequence[str] = ("front", "wrist", "joints"), **changed: Any) -> None:
+    """One good message on each of the wanted streams, some of them replaced."""
+    messages = {
+        "front": ("front__image", raw((255, 0, 0), stamp)),
+        "wrist": ("wrist__image", compressed((0, 255, 0), stamp)),
+        "joints": ("joint_states", joints(dict.fromkeys(JOINTS, 0.5), stamp)),
+    }
+    for name in wanted:
+        topic, message = messages[name]
+        robot.send(**{topic: changed.get(name, message)})
+
+
+@pytest.mark.parametrize(
+    ("encoding", "order"), [("rgb8", "rgb"), ("bgr8", "bgr"), ("rgba8", "rgba"), ("bgra8", "bgra")]
+)
+def test_red_is_red_in_every_encoding(robot: Robot, encoding: str, order: str) -> None:
+    inputs = robot.inputs(profile())
+    red = [{"r": 255, "a": 77}.get(channel, 0) for channel in order]
+    stamp = robot.stamp()
+    send_set(robot, stamp, front=raw(red, stamp, encoding))
+    assert (robot.observation(inputs).images["front"] == (255, 0, 0)).all()
+
+
+def test_padded_rows(robot: Robot) -> None:
+    cameras = {"front": {"slot": "base", "topic": "front/image"}}
+    inputs = robot.inputs(profile(cameras=cameras))
+    pixels = np.arange(4 * 5 * 3, dtype=np.uint8).reshape(4, 5, 3)
+    padded = np.full((4, 16), 99, np.uint8)
+    padded[:, :15] = pixels.reshape(4, 15)
+    message = Image(height=4, width=5, encoding="rgb8", step=16, data=array.array("B", padded.tobytes()))
+    message.header.stamp = robot.stamp()
+    send_set(robot, message.header.stamp, ("front", "joints"), front=message)
+    assert (robot.observation(inputs).images["front"] == pixels).all()
+
+
+@pytest.mark.parametrize(
+    ("camera", "bad", "code", "named"),
+    [
+        ("front", lambda stamp: raw((9,), stamp, "mono8"), "image_encoding", "mono8"),
+        ("front", lambda stamp: raw((9, 9), stamp, "16UC1"), "image_encoding", "16UC1"),
+        ("front", lambda stamp: raw((9, 9, 9), stamp, "nv12"), "image_encoding", "nv12"),
+        ("wrist", lambda stamp: damaged(stamp, b""), "image_corrupt", "empty"),
+        ("wrist", lambda stamp: damaged(stamp, bytes(range(7, 27))), "image_corrupt", "20 bytes"),
+    ],
+    ids=["mono8", "16UC1", "nv12", "empty jpeg", "noise"],
+)
+def test_pictures_that_cannot_be_used_never_become_observations(
+    robot: Robot, camera: str, bad: Callable[[Any], Any], code: str, named: str
+) -> None:
+    inputs = robot.inputs(profile(), SyncSettings(max_age_s=0.3, dead_after_s=0.4))
+    stamp = robot.stamp()
+    send_set(robot, stamp, **{camera: bad(stamp)})
+    sentence = robot.reason(inputs, f"observation.{code}")
+    assert f"{camera}/image" in sentence and named in sentence
+    report = robot.report(inputs, camera)
+    assert (report.state, report.dropped) == ("waiting", 1) and named in report.last_error
+    # A good picture is used at once; when bad ones follow, the stream ages although messages come.
+    robot.observation_of(inputs, lambda: send_set(robot, robot.stamp()))
+
+    def keep_sending() -> bool:
+        now = robot.stamp()
+        send_set(robot, now, **{camera: bad(now)})
+        return robot.report(inputs, camera).state == "dead"
+
+    robot.until(inputs, keep_sending)
+    reason = inputs.reason(robot.now_ns())
+    assert reason is not None and reason[0] == "input.dead" and named in reason[1]
+
+
+def damaged(stamp: Any, data: bytes) -> CompressedImage:
+    message = CompressedImage(format="jpeg", data=array.array("B", data))
+    message.header.stamp = stamp
+    return message
+
+
+def test_one_bad_frame_is_skipped(robot: Robot) -> None:
+    inputs = robot.inputs(profile())
+    early = robot.stamp()
+    send_set(robot, early, ("wrist",))
+    time.sleep(0.02)
+    stamp = robot.stamp()
+    send_set(robot, stamp, ("front", "joints"))
+    robot.send(wrist__image=damaged(stamp, b"\xff\xd8\xff rubbish"))
+    observation = robot.observation(inputs)
+    assert observation.input_stamps_ns["wrist"] == early.sec * 10**9 + early.nanosec
+    assert observation.stamp_ns == stamp.sec * 10**9 + stamp.nanosec
+
+
+def test_joints_are_taken_by_name_from_several_publishers_and_fields(robot: Robot) -> None:
+    state = {
+        "sources": {"left": {"topic": "left/joint_states"}, "right": {"topic": "right/joint_states"}},
+        "dims": [
+            {"name": "left_a", "source": "left", "joint": "a", "unit": "rad"},
+            {"name": "right_a", "source": "right", "joint": "a", "unit": "rad"},
+            {"name": "left_a_speed", "source": "left", "joint": "a", "unit": "rad/s", "field": "velocity"},
+            {"name": "right_grip", "source": "right", "joint": "grip", "unit": "unitless", "field": "effort"},
+        ],
+    }
+    inputs = robot.inputs(profile(cameras={"front": {"slot": "base", "topic": "front/image"}}, state=state))
+    stamp = robot.stamp()
+    robot.send(
+        front__image=raw((1, 2, 3), stamp),
+        left__joint_states=joints({"b": 1.0, "a": 2.0}, stamp, velocity=(3.0, 4.0)),
+        right__joint_states=joints({"grip": 5.0, "a": 6.0}, stamp, effort=(7.0, 8.0)),
+    )
+    observation = robot.observation(inputs)
+    assert observation.state.tolist() == [2.0, 6.0, 4.0, 7.0]
+    assert list(observation.input_stamps_ns) == ["front", "left", "right"]
+
+
+def test_arm_and_gripper_may_share_one_topic(robot: Robot) -> None:
+    inputs = robot.inputs(profile(), SyncSettings(max_age_s=2.0))
+    gripper_stamp = robot.stamp()
+    robot.send(joint_states=joints({"c": 3.0}, gripper_stamp))
+    time.sleep(0.05)
+    stamp = robot.stamp()
+    send_set(robot, stamp, joints=joints({"b": 2.0, "a": 1.0}, stamp))
+    observation = robot.observation(inputs)
+    assert observation.state.tolist() == [1.0, 2.0, 3.0]
+    assert observation.input_stamps_ns["joints"] == gripper_stamp.sec * 10**9 + gripper_stamp.nanosec
+
+
+def test_a_missing_joint_is_an_error_that_names_it(robot: Robot) -> None:
+    inputs = robot.inputs(profile())
+    stamp = robot.stamp()
+    send_set(robot, stamp, joints=joints({"a": 1.0, "c": 2.0}, stamp))
+    sentence = robot.reason(inputs, "input.joint_missing")
+    assert "['b']" in sentence and "['a', 'c']" in sentence and "joint_states" in sentence
+
+
+def test_arrays_that_do_not_fit_the_names_are_refused(robot: Robot) -> None:
+    inputs = robot.inputs(profile())
+    stamp = robot.stamp()
+    message = joints({"a": 1.0, "b": 2.0, "c": 3.0}, stamp)
+    message.position = array.array("d", [1.0, 2.0])
+    send_set(robot, stamp, joints=message)
+    sentence = robot.reason(inputs, "input.malformed")
+    assert "3 values of position" in sentence and "got 2" in sentence
+    assert "input.malformed" in robot.report(inputs, "joints").last_error
+
+
+@pytest.mark.parametrize(("value", "code"), [(np.nan, "nan"), (np.inf, "inf"), (-np.inf, "inf")])
+def test_a_joint_that_is_not_finite_is_named(robot: Robot, value: float, code: str) -> None:
+    inputs = robot.inputs(profile())
+    stamp = robot.stamp()
+    send_set(robot, stamp, joints=joints({"a": 1.0, "b": value, "c": 0.0}, stamp))
+    with pytest.raises(ObservationError) as caught:
+        robot.observation(inputs)
+    assert caught.value.code == f"observation.{code}"
+    assert "joint_b" in caught.value.message and "joint_a" not in caught.value.message
+    # Not even when other frames could be paired with an older state: the newest one is what the robot says.
+    robot.observation_of(inputs, lambda: send_set(robot, robot.stamp()))
+
+
+def test_numbers_that_are_not_read_may_be_anything(robot: Robot) -> None:
+    inputs = robot.inputs(profile())
+    stamp = robot.stamp()
+    values = joints({"a": 1.0, "b": 2.0, "c": 3.0, "other": np.nan}, stamp, velocity=(np.nan,) * 4)
+    send_set(robot, stamp, joints=values)
+    assert robot.observation(inputs).state.tolist() == [1.0, 2.0, 3.0]
+
+
+def test_cameras_without_a_slot_are_not_subscribed(robot: Robot) -> None:
+    cameras = {"front": {"slot": "base", "topic": "front/image"}, "low": {"slot": None, "topic": "low/image"}}
+    inputs = robot.inputs(profile(cameras=cameras))
+    robot.advertise(Image, "low/image", matched=False)
+    stamp = robot.stamp()
+    send_set(robot, stamp, ("front", "joints"))
+    assert list(robot.observation(inputs).images) == ["front"]
+    assert robot.publishers["low/image"].get_subscription_count() == 0
+    assert [report.name for report in inputs.reports(robot.now_ns())] == ["front", "joints"]
+
+
+def test_the_order_in_which_cameras_are_declared_changes_nothing(robot: Robot) -> None:
+    ordered = profile().cameras
+    inputs = robot.inputs(profile(cameras={name: ordered[name].model_dump() for name in ("wrist", "front")}))
+    send_set(robot, robot.stamp())
+    observation = robot.observation(inputs)
+    assert (observation.images["front"] == (255, 0, 0)).all()
+    assert (observation.images["wrist"] == (0, 255, 0)).all()
+
+
+def test_a_camera_that_stops_is_named(robot: Robot) -> None:
+    inputs = robot.inputs(profile(), SyncSettings(max_age_s=0.2, dead_after_s=0.5))
+    robot.observation_of(inputs, lambda: send_set(robot, robot.stamp()))
+    seen = []
+
+    def dead() -> bool:
+        send_set(robot, robot.stamp(), ("wrist", "joints"))
+        reason = inputs.reason(robot.now_ns())
+        seen.append(reason[0] if reason else "")
+        assert reason is None or "camera front" in reason[1]
+        return seen[-1] == "input.dead"
+
+    robot.until(inputs, dead)
+    assert list(dict.fromkeys(seen)) == ["", "input.stale", "input.dead"]
+
+
+def test_a_frozen_picture_is_named(robot: Robot) -> None:
+    inputs = robot.inputs(profile(), SyncSettings(detect_frozen=True, frozen_after_s=0.3))
+    value = iter(range(255))
+
+    def send() -> None:
+        stamp = robot.stamp()
+        send_set(robot, stamp, front=raw((next(value), 0, 0), stamp))
+
+    started = time.monotonic()
+    while (reason := inputs.reason(robot.now_ns())) is None or reason[0] != "input.frozen":
+        send()
+        inputs.take(robot.now_ns())
+        time.sleep(0.03)
+        assert time.monotonic() - started < TIMEOUT_S
+    assert "camera wrist" in reason[1]
+    assert time.monotonic() - started > 0.25
+
+
+def test_stamps_that_cannot_be_true_are_refused(robot: Robot) -> None:
+    inputs = robot.inputs(profile())
+    robot.send(front__image=raw((1, 1, 1), type(robot.stamp())()))
+    assert "front" in robot.reason(inputs, "input.zero_stamp")
+    future = robot.stamp()
+    future.sec += 10
+    send_set(robot, future)
+    sentence = robot.reason(inputs, "input.future_stamp")
+    assert "ahead" in sentence
+
+
+def test_receive_stamps_are_the_clocks(robot: Robot) -> None:
+    inputs = robot.inputs(profile(), SyncSettings(stamp_source="receive", slop_s=0.5))
+    before = robot.now_ns()
+    send_set(robot, type(robot.stamp())())
+    observation = robot.observation(inputs)
+    assert all(before <= stamp <= robot.now_ns() for stamp in observation.input_stamps_ns.values())
+
+
+def test_incompatible_quality_of_service_is_reported_by_name(robot: Robot) -> None:
+    inputs = robot.inputs(profile(), qos={"front/image": "reliable"})
+    robot.advertise(Image, "front/image", BEST_EFFORT, matched=False)
+    send_set(robot, robot.stamp())
+    sentence = robot.reason(inputs, "input.qos")
+    assert "/robot_1/front/image" in sentence and "reliable" in sentence and "best_effort" in sentence
+    assert "/probe" in sentence, "the publisher's node"
+    assert robot.report(inputs, "front").last_error.startswith("input.qos: ")
+
+
+@pytest.mark.parametrize("offered", [RELIABLE, BEST_EFFORT])
+def test_the_default_matches_every_camera_driver(robot: Robot, offered: QoSProfile) -> None:
+    inputs = robot.inputs(profile())
+    for topic, kind in (("front/image", Image), ("wrist/image", CompressedImage), ("joint_states", JointState)):
+        robot.advertise(kind, topic, offered)
+    robot.observation_of(inputs, lambda: send_set(robot, robot.stamp()))
+
+
+def test_another_message_type_is_reported_by_name(robot: Robot) -> None:
+    inputs = robot.inputs(profile())
+    robot.advertise(CompressedImage, "front/image", matched=False)
+    stamp = robot.stamp()
+    send_set(robot, stamp, front=compressed((1, 2, 3), stamp))
+    sentence = robot.reason(inputs, "input.type")
+    assert "sensor_msgs/msg/Image expected" in sentence and "publishes sensor_msgs/msg/CompressedImage" in sentence
+    assert "/robot_1/front/image" in sentence and "/probe" in sentence
+    assert robot.report(inputs, "front").last_error.startswith("input.type: ")
+
+
+def test_a_topic_that_nobody_publishes_is_said_so(robot: Robot) -> None:
+    inputs = robot.inputs(profile())
+    assert "no node publishes /robot_1/front/image" in robot.reason(inputs, "input.waiting")
+
+
+def test_qos_overrides_reach_the_subscription(robot: Robot) -> None:
+    robot.inputs(profile(), qos={"front/image": "reliable, depth=9", "joint_states": "reliable"})
+    infos = robot.node.get_subscriptions_info_by_topic("/robot_1/front/image")
+    assert [info.qos_profile.reliability for info in infos] == [ReliabilityPolicy.RELIABLE]
+    infos = robot.node.get_subscriptions_info_by_topic("/robot_1/wrist/image")
+    assert [info.qos_profile.reliability for info in infos] == [ReliabilityPolicy.BEST_EFFORT]
+
+
+def test_waiting_ends_when_something_comes_and_when_it_is_woken(robot: Robot) -> None:
+    inputs = robot.inputs(profile())
+    started = time.monotonic()
+    assert inputs.wait(0.1) is False
+    assert 0.09 <= time.monotonic() - started < 1.0
+    robot.advertise(Image, "front/image")
+    threading.Timer(0.1, lambda: send_set(robot, robot.stamp(), ("front",))).start()
+    started = time.monotonic()
+    assert inputs.wait(TIMEOUT_S) is True
+    assert time.monotonic() - started < 2.0
+    inputs.wake()
+    assert inputs.wait(TIMEOUT_S) is True
+    assert inputs.wait(0.01) is False, "a wake-up counts once"
+    threading.Timer(0.05, inputs.close).start()
+    assert inputs.wait(TIMEOUT_S) is True
+
+
+def test_simulated_time_and_its_jumps(robot: Robot) -> None:
+    robot.node.set_parameters([Parameter("use_sim_time", value=True)])
+    inputs = robot.inputs(profile())
+    assert "/clock" in robot.reason(inputs, "input.clock")
+    publisher = robot.graph.node.create_publisher(Clock, "/clock", RELIABLE)
+    robot.publishers["clock"] = publisher
+
+    def set_clock(seconds: int) -> Any:
+        clock = Clock()
+        clock.clock.sec = seconds
+        deadline = time.monotonic() + TIMEOUT_S
+        while robot.now_ns() != seconds * 10**9:
+            publisher.publish(clock)
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        return clock.clock
+
+    send_set(robot, set_clock(100))
+    assert robot.observation(inputs).stamp_ns == 100 * 10**9
+    send_set(robot, set_clock(101))
+    set_clock(20)
+    assert robot.reason(inputs, "input.waiting")
+    send_set(robot, set_clock(21))
+    assert robot.observation(inputs).stamp_ns == 21 * 10**9, "a bag that begins again is used again"
+
+
+def test_closing_gives_everything_back(robot: Robot) -> None:
+    before = len(list(robot.node.subscriptions))
+    for _ in range(20):
+        inputs = robot.inputs(profile())
+        send_set(robot, robot.stamp())
+        inputs.close()
+        inputs.close()
+        now = robot.now_ns()
+        assert inputs.take(now) is None and inputs.reason(now) is None and inputs.reports(now) == []
+        assert inputs.wait(TIMEOUT_S) is True
+    assert len(list(robot.node.subscriptions)) == before
+    robot.observation_of(robot.inputs(profile()), lambda: send_set(robot, robot.stamp()))
+
+
+@pytest.mark.parametrize(
+    ("changes", "settings", "qos", "named"),
+    [
+        ({"cameras": {"front": {"slot": "base"}}, "anchor": None}, {}, {}, "front"),
+        ({"cameras": {"front": {"slot": None, "topic": "t"}}, "anchor": None}, {}, {}, "camera"),
+        ({"cameras": {"front": {"slot": "b", "topic": "t", "optional": True}}}, {}, {}, "anchor"),
+        ({}, {"anchor": "top"}, {}, "top"),
+        ({}, {}, {"front/image": "dependable"}, "dependable"),
+        ({}, {}, {"front/image": "reliable,best_effort"}, "reliability"),
+        ({}, {}, {"front/image": "depth=0"}, "depth"),
+    ],
+)
+def test_what_cannot_be_subscribed_is_refused_and_leaves_nothing_behind(
+    robot: Robot, changes: dict[str, Any], settings: dict[str, Any], qos: dict[str, str], named: str
+) -> None:
+    before = len(list(robot.node.subscriptions))
+    with pytest.raises(ConfigurationError, match=named):
+        robot.inputs(profile(**changes), SyncSettings(**settings), qos)
+    assert len(list(robot.node.subscriptions)) == before

@@ -47,14 +47,13 @@ class _Packed:
     is_bigendian: bool = False
 
 
-def to_rgb(msg: Image | CompressedImage, topic: str, rotate: int = 0) -> np.ndarray:
+def to_rgb(msg: Image | CompressedImage, topic: str) -> np.ndarray:
     """Pixels of an image message.
 
     Args:
         msg: rgb8, bgr8, rgba8, bgra8, 8-bit bayer or 4:2:2 YUV (sensor_msgs/Image), JPEG or PNG (CompressedImage).
             Alpha is left out.
         topic: names the message in errors.
-        rotate: 0 or 180, how far the picture is turned.
 
     Returns:
         uint8 [height, width, 3], RGB, contiguous, owned by the caller.
@@ -65,8 +64,6 @@ def to_rgb(msg: Image | CompressedImage, topic: str, rotate: int = 0) -> np.ndar
             ``observation.image_corrupt``.
     """
     pixels = _from_compressed(msg, topic) if hasattr(msg, "format") else _from_raw(msg, topic)
-    if rotate == 180:
-        pixels = pixels[::-1, ::-1]
     # One message may serve two observations, so no picture looks into its data.
     if not pixels.flags.c_contiguous or np.may_share_memory(pixels, np.frombuffer(msg.data, np.uint8)):
         pixels = pixels.copy(order="C")

@@ -139,6 +139,8 @@ class Inputs:
             check_state(state, self._names)
             images = self._convert(taken, now_ns)
             if images is not None:
+                with self._changed:
+                    self._synchronizer.accept(taken)
                 self.newest_receive_ns = taken.newest_receive_ns
                 return Observation(
                     images=images,
@@ -250,7 +252,7 @@ class Inputs:
         for name, frame in taken.images.items():
             camera = self._cameras[name]
             try:
-                images[name] = to_rgb(frame.payload, camera.topic or name, camera.rotate)
+                images[name] = to_rgb(frame.payload, camera.topic or name)
             except ObservationError as error:
                 with self._changed:
                     self._synchronizer.hand_back(taken, name, error.code, f"camera {name}: {error.message}", now_ns)
