@@ -18,7 +18,7 @@ from pi05_ros.paths import config_dir
 Unit = Literal["rad", "deg", "m", "mm", "rad/s", "m/s", "percent", "fraction", "normalized", "unitless"]
 ControlMode = Literal["position", "velocity", "delta_position", "delta_pose", "gripper", "unspecified"]
 # YAML has no tuples; everything else is taken strictly.
-Range = Annotated[tuple[float, float], BeforeValidator(lambda value: tuple(value) if isinstance(value, list) else value)]
+Range = Annotated[tuple[float, float], BeforeValidator(lambda pair: tuple(pair) if isinstance(pair, list) else pair)]
 NonEmpty = Annotated[str, Field(min_length=1)]
 
 
@@ -149,6 +149,46 @@ class Timing(_Section):
     executed_steps: Annotated[int, Field(gt=0)] | None = None
 
 
+class Controller(_Section):
+    """One controller and the action dimensions that it takes, in its own order.
+
+    ``type``: ``joint_trajectory`` is trajectory_msgs/JointTrajectory (positions; one per chunk), ``multi_array`` is
+    std_msgs/Float64MultiArray and ``joint_state`` is sensor_msgs/JointState, both at ``output.rate_hz``.
+    ``control`` is what the controller does with the numbers; dimensions of another control mode are refused.
+    ``joints`` are its names for the dimensions, where they are not those of the state dimensions of the same name.
+    """
+
+    type: Literal["joint_trajectory", "multi_array", "joint_state"]
+    topic: NonEmpty
+    control: Literal["position", "velocity"] = "position"
+    dims: Annotated[list[NonEmpty], Field(min_length=1)]
+    joints: list[NonEmpty] | None = None
+
+    @model_validator(mode="after")
+    def _carries(self) -> Controller:
+        if self.type == "joint_trajectory" and self.control != "position":
+            raise ValueError("a joint_trajectory carries positions; velocities go out as multi_array or joint_state")
+        if self.joints is not None and len(self.joints) != len(self.dims):
+            raise ValueError(f"joints: one for each of {self.dims} expected, got {self.joints}")
+        return self
+
+
+class Output(_Section):
+    """What the robot's controllers take; needed only to move the robot with the chunk player.
+
+    ``rate_hz`` is the control rate. ``stepwise`` names dimensions that keep each row's value until the next row
+    (grippers that open and close), instead of being interpolated. ``unused`` names dimensions that no controller takes.
+    ``start_distance`` is how far the first command may lie from the measured pose: one number for all position
+    dimensions, or one by name, in each dimension's unit.
+    """
+
+    rate_hz: Annotated[float, Field(ge=1.0, le=1000.0)] = 100.0
+    controllers: Annotated[dict[str, Controller], Field(min_length=1)]
+    stepwise: list[NonEmpty] = Field(default_factory=list)
+    unused: list[NonEmpty] = Field(default_factory=list)
+    start_distance: Annotated[float, Field(gt=0)] | dict[NonEmpty, Annotated[float, Field(gt=0)]]
+
+
 class ModelExpectation(_Section):
     """What the profile knows about checkpoints for this robot; ``null`` follows the checkpoint."""
 
@@ -172,6 +212,7 @@ class Profile(_Section):
     adapt_to_pi: bool = False
     timing: Timing = Field(default_factory=Timing)
     model: ModelExpectation = Field(default_factory=ModelExpectation)
+    output: Output | None = None
     reset_pose: list[float] | None = None
     prompt: str | None = None
 
@@ -201,6 +242,7 @@ class Profile(_Section):
                 raise ValueError(
                     f"state.dims: {dim.name} names no source, and there are {sorted(self.state.sources)} to choose from"
                 )
+        self._check_output()
         if self.reset_pose is not None and len(self.reset_pose) != len(self.state.dims):
             raise ValueError(f"reset_pose: {len(self.state.dims)} values expected, got {len(self.reset_pose)}")
         if self.adapt_to_pi and (len(self.state.dims), len(self.action.dims)) != (14, 14):
@@ -209,6 +251,53 @@ class Profile(_Section):
                 f"got {len(self.state.dims)} and {len(self.action.dims)}"
             )
         return self
+
+    def _check_output(self) -> None:
+        """Every action dimension goes to exactly one controller, which can carry it, or is called unused."""
+        output = self.output
+        if output is None:
+            return
+        dims = {dim.name: dim for dim in self.action.dims}
+        measured = {dim.name for dim in self.state.dims if dim.field == "position"}
+        taken: dict[str, str] = {}
+        for name, controller in output.controllers.items():
+            for dim in controller.dims:
+                if dim not in dims:
+                    raise ValueError(f"output.controllers.{name}: {dim} is none of the action dimensions {list(dims)}")
+                if dim in taken:
+                    raise ValueError(f"output.controllers.{name}: {dim} goes to {taken[dim]} already")
+                taken[dim] = name
+                wants = {"position": ("position", "gripper"), "velocity": ("velocity",)}[controller.control]
+                if dims[dim].control not in wants:
+                    raise ValueError(
+                        f"output.controllers.{name}: takes {controller.control}, "
+                        f"and the action {dim} is {dims[dim].control}"
+                    )
+        for label, names in (("stepwise", output.stepwise), ("unused", output.unused)):
+            strangers = [name for name in names if name not in dims]
+            if strangers:
+                raise ValueError(f"output.{label}: {strangers} are none of the action dimensions {list(dims)}")
+        both = [name for name in output.unused if name in taken]
+        nowhere = [name for name in dims if name not in taken and name not in output.unused]
+        if both or nowhere:
+            raise ValueError(
+                f"output: every action dimension goes to one controller or stands in unused; "
+                f"{nowhere} go nowhere, {both} are both"
+            )
+        positions = [name for name in taken if dims[name].control == "position"]
+        unmeasured = [name for name in positions if name not in measured]
+        if unmeasured:
+            raise ValueError(
+                f"output: positions {unmeasured} need a state dimension of the same name, to compare the first command "
+                "with the measured pose"
+            )
+        if isinstance(output.start_distance, dict):
+            given = set(output.start_distance)
+            if not set(positions) <= given or not given <= set(taken) & measured:
+                raise ValueError(
+                    f"output.start_distance: numbers for {positions} expected (others only where measured), "
+                    f"got {sorted(given)}"
+                )
 
     def source_of(self, dim: StateDimension) -> str:
         """Name of the state source that carries ``dim``."""
