@@ -44,10 +44,10 @@ def network_config(
             raise CheckpointError("bad_config", f"{file}: {message}") from error
     full = Pi05Config.full()
     known = {"gemma_2b": full.vlm, "gemma_300m": full.expert}
-    variants = (raw.get("paligemma_variant", "gemma_2b"), raw.get("action_expert_variant", "gemma_300m"))
+    variants = (str(raw.get("paligemma_variant", "gemma_2b")), str(raw.get("action_expert_variant", "gemma_300m")))
     for variant in variants:
         if variant not in known:
-            lora = " LoRA weights must be merged first." if "lora" in str(variant) else ""
+            lora = " LoRA weights must be merged first." if "lora" in variant else ""
             raise CheckpointError(
                 "unsupported_variant", f"{file}: {variant!r} is none of the known sizes {sorted(known)}.{lora}"
             )
