@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import signal
 import subprocess
@@ -9,15 +10,18 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
 
+import numpy as np
 import rclpy
 from lifecycle_msgs.msg import Transition
 from lifecycle_msgs.srv import ChangeState, GetState
+from PIL import Image as PillowImage
 from rcl_interfaces.srv import GetParameters, SetParameters
 from rclpy.executors import SingleThreadedExecutor
 from rclpy.parameter import Parameter
@@ -263,3 +267,28 @@ def in_background(work: Callable[[], Result], timeout: float = 60.0) -> Callable
         return results[0]
 
     return result
+
+
+@contextmanager
+def repeating(work: Callable[[], object], period_s: float) -> Iterator[None]:
+    """Do something again and again in a thread while the context lasts."""
+    ended = threading.Event()
+
+    def repeat() -> None:
+        while not ended.wait(period_s):
+            work()
+
+    thread = threading.Thread(target=repeat, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join(5.0)
+
+
+def jpeg(pixels: np.ndarray) -> bytes:
+    """uint8 [height, width, 3] RGB as a JPEG file."""
+    buffer = io.BytesIO()
+    PillowImage.fromarray(pixels).save(buffer, "JPEG")
+    return buffer.getvalue()

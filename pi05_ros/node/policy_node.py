@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import gc
 import sys
 import threading
 import time
@@ -64,6 +66,14 @@ def _load_policy(*arguments: Any, **options: Any) -> LoadedPolicy:
     from pi05_ros.policy import load_policy
 
     return load_policy(*arguments, **options)
+
+
+def _return_memory() -> None:
+    """Give freed memory back to the system: glibc keeps it, in an arena for each thread that ever loaded weights."""
+    gc.collect()
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    if trim is not None:
+        trim(0)
 
 
 class PolicyNode(LifecycleNodeMixin, Node):
@@ -256,6 +266,7 @@ class PolicyNode(LifecycleNodeMixin, Node):
             policy.close()
         self._profile = None
         self._progress = ""
+        _return_memory()
 
     def _guarded(
         self, name: str, step: Callable[[], None], otherwise: TransitionCallbackReturn
