@@ -120,23 +120,40 @@ class Attention(nn.Module):
     def __init__(self, config: GemmaConfig) -> None:
         super().__init__()
         self.head_dim = config.head_dim
-        self.q_proj = nn.Linear(config.width, config.num_heads * config.head_dim, bias=False)
-        self.k_proj = nn.Linear(config.width, config.num_kv_heads * config.head_dim, bias=False)
-        self.v_proj = nn.Linear(config.width, config.num_kv_heads * config.head_dim, bias=False)
-        self.o_proj = nn.Linear(config.num_heads * config.head_dim, config.width, bias=False)
+        self.query_width = config.num_heads * config.head_dim
+        self.kv_width = config.num_kv_heads * config.head_dim
+        self.q_proj = nn.Linear(config.width, self.query_width, bias=False)
+        self.k_proj = nn.Linear(config.width, self.kv_width, bias=False)
+        self.v_proj = nn.Linear(config.width, self.kv_width, bias=False)
+        self.o_proj = nn.Linear(self.query_width, config.width, bias=False)
+        self.qkv_proj: nn.Linear | None = None
 
     @property
     def dtype(self) -> torch.dtype:
         """Of the weights, and therefore of the matrix products."""
-        return self.q_proj.weight.dtype
+        return self.o_proj.weight.dtype
 
-    def query(self, x: Tensor, angles: Rotary) -> Tensor:
-        """[B, L, width] in the weights' dtype -> [B, heads, L, head_dim], rotated."""
-        return rotate(self._heads(self.q_proj(x)), angles)
+    def pack(self) -> None:
+        """Put the three projections into one matrix; the plain ones are gone then."""
+        if self.qkv_proj is None:
+            self.qkv_proj = stack_linears(self.q_proj, self.k_proj, self.v_proj)
+            del self.q_proj, self.k_proj, self.v_proj
+
+    def query_key_value(self, x: Tensor, angles: Rotary) -> tuple[Tensor, Tensor, Tensor]:
+        """[B, L, width] in the weights' dtype -> query and key, both rotated, and value: [B, heads, L, head_dim]."""
+        if self.qkv_proj is None:
+            query, key, value = self.q_proj(x), self.k_proj(x), self.v_proj(x)
+        else:
+            query, key, value = self.qkv_proj(x).split((self.query_width, self.kv_width, self.kv_width), dim=-1)
+        return rotate(self._heads(query), angles), rotate(self._heads(key), angles), self._heads(value)
 
     def key_value(self, x: Tensor, angles: Rotary) -> tuple[Tensor, Tensor]:
         """[B, L, width] -> key (rotated) and value, each [B, kv_heads, L, head_dim]."""
-        return rotate(self._heads(self.k_proj(x)), angles), self._heads(self.v_proj(x))
+        if self.qkv_proj is None:
+            key, value = self.k_proj(x), self.v_proj(x)
+        else:
+            key, value = functional.linear(x, self.qkv_proj.weight[self.query_width :]).split(self.kv_width, dim=-1)
+        return rotate(self._heads(key), angles), self._heads(value)
 
     def _heads(self, x: Tensor) -> Tensor:
         return x.unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
@@ -150,9 +167,33 @@ class MLP(nn.Module):
         self.gate_proj = nn.Linear(config.width, config.mlp_dim, bias=False)
         self.up_proj = nn.Linear(config.width, config.mlp_dim, bias=False)
         self.down_proj = nn.Linear(config.mlp_dim, config.width, bias=False)
+        self.gate_up_proj: nn.Linear | None = None
+
+    def pack(self) -> None:
+        """Put gate and up into one matrix; the plain ones are gone then."""
+        if self.gate_up_proj is None:
+            self.gate_up_proj = stack_linears(self.gate_proj, self.up_proj)
+            del self.gate_proj, self.up_proj
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.down_proj(functional.gelu(self.gate_proj(x), approximate="tanh") * self.up_proj(x))
+        if self.gate_up_proj is None:
+            gate, up = self.gate_proj(x), self.up_proj(x)
+        else:
+            gate, up = self.gate_up_proj(x).chunk(2, dim=-1)
+        return self.down_proj(functional.gelu(gate, approximate="tanh") * up)
+
+
+def stack_linears(*layers: nn.Linear) -> nn.Linear:
+    """One linear layer that computes the outputs of several behind each other."""
+    with torch.no_grad():
+        first = layers[0]
+        stacked = nn.Linear(
+            first.in_features, sum(one.out_features for one in layers), first.bias is not None, device="meta"
+        )
+        stacked.weight = nn.Parameter(torch.cat([one.weight for one in layers]), requires_grad=False)
+        if first.bias is not None:
+            stacked.bias = nn.Parameter(torch.cat([one.bias for one in layers]), requires_grad=False)
+    return stacked
 
 
 class KeyValues(NamedTuple):
@@ -185,17 +226,19 @@ class PrefixLayer(nn.Module):
         self.input_layernorm = RMSNorm(config.width)
         self.post_attention_layernorm = RMSNorm(config.width)
 
-    def forward(self, x: Tensor, angles: Rotary, mask: Tensor | None, store: KeyValues) -> Tensor:
-        """float32 [B, P, width] -> float32 [B, P, width]; keys and values go to the front of ``store``."""
-        normed = self.input_layernorm(x).to(self.self_attn.dtype)
-        store.write(0, *self.self_attn.key_value(normed, angles))
-        key, value = store.first(x.shape[1])
-        x = x + self.self_attn.o_proj(attend(self.self_attn.query(normed, angles), key, value, mask))
-        return x + self.mlp(self.post_attention_layernorm(x).to(self.self_attn.dtype))
+    def forward(self, x: Tensor, angles: Rotary, mask: Tensor | None, store: KeyValues, last: bool = False) -> Tensor:
+        """float32 [B, P, width] -> float32 [B, P, width]; keys and values go to the front of ``store``.
 
-    def write_key_values(self, x: Tensor, angles: Rotary, store: KeyValues) -> None:
-        """Only the keys and values: all that the suffix needs of the last layer."""
-        store.write(0, *self.self_attn.key_value(self.input_layernorm(x).to(self.self_attn.dtype), angles))
+        The suffix needs only keys and values of the ``last`` layer, so that one stops there and returns x as it came.
+        """
+        normed = self.input_layernorm(x).to(self.self_attn.dtype)
+        if last:
+            store.write(0, *self.self_attn.key_value(normed, angles))
+            return x
+        query, key, value = self.self_attn.query_key_value(normed, angles)
+        store.write(0, key, value)
+        x = x + self.self_attn.o_proj(attend(query, *store.first(x.shape[1]), mask))
+        return x + self.mlp(self.post_attention_layernorm(x).to(self.self_attn.dtype))
 
 
 class ExpertLayer(nn.Module):
@@ -219,8 +262,9 @@ class ExpertLayer(nn.Module):
     ) -> Tensor:
         """float32 [B, H, width] -> float32 [B, H, width]; the suffix's keys and values go to the end of ``store``."""
         normed = self.input_layernorm(x, before_attention).to(self.self_attn.dtype)
-        store.write(store.key.shape[2] - x.shape[1], *self.self_attn.key_value(normed, angles))
-        mixed = attend(self.self_attn.query(normed, angles), store.key, store.value, mask)
+        query, key, value = self.self_attn.query_key_value(normed, angles)
+        store.write(store.key.shape[2] - x.shape[1], key, value)
+        mixed = attend(query, store.key, store.value, mask)
         x = x + self.self_attn.o_proj(mixed) * before_attention.gate
         normed = self.post_attention_layernorm(x, before_mlp).to(self.self_attn.dtype)
         return x + self.mlp(normed) * before_mlp.gate

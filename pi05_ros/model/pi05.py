@@ -15,12 +15,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from pi05_ros.errors import ObservationError
 from pi05_ros.model.config import Pi05Config
 from pi05_ros.model.gemma import ExpertTransformer, KeyValues, Modulation, PrefixTransformer, Rotary, rotary
 from pi05_ros.model.siglip import Projector, VisionTower
 
-# Additive mask of the references; finite, so that a row with nothing to attend to gives no NaN.
-MASKED = -2.3819763e38
+# Additive mask: finite, so that a row with nothing to attend to averages everything instead of giving NaN, and so large
+# that it absorbs any score. The references add -2.38e38 to the same effect, but attention kernels that exponentiate in
+# base 2 multiply by log2(e), and that product is beyond float32.
+MASKED = -1e30
 
 
 class PrefixContext(NamedTuple):
@@ -85,6 +88,11 @@ class Pi05(nn.Module):
         self.time_mlp_out = nn.Linear(width, width)
 
     @property
+    def device(self) -> torch.device:
+        """Where the network computes."""
+        return self.action_in_proj.weight.device
+
+    @property
     def vision(self) -> VisionTower:
         return self.paligemma_with_expert.paligemma.model.vision_tower
 
@@ -117,11 +125,25 @@ class Pi05(nn.Module):
         prefix = self.encode_prefix(images, image_masks, tokens, token_mask, horizon=noise.shape[1])
         return self.denoise(prefix, noise, num_steps)
 
+    def pack(self) -> None:
+        """Replace query, key and value projections by one matrix each, gate and up likewise; layer by layer.
+
+        The same numbers in fewer matrix products. Names then differ from the checkpoints': load first, pack afterwards.
+        """
+        for layer in [*self.prefix.blocks, *self.expert.blocks]:
+            layer.self_attn.pack()
+            layer.mlp.pack()
+        for vision_layer in self.vision.vision_model.blocks:
+            vision_layer.self_attn.pack()
+
     def embed_images(self, images: Sequence[Tensor]) -> Tensor:
         """Per camera [B, 3, S, S] -> image tokens [B, cameras * patches, width], not scaled; one pass for all."""
-        features = self.projector(self.vision(torch.cat(list(images))))
-        per_camera = features.unflatten(0, (len(images), -1))
-        return per_camera.transpose(0, 1).flatten(1, 2)
+        return self.embed_cameras(torch.stack(list(images)))
+
+    def embed_cameras(self, images: Tensor) -> Tensor:
+        """[cameras, B, 3, S, S] -> image tokens [B, cameras * patches, width]."""
+        features = self.projector(self.vision(images.flatten(0, 1)))
+        return features.unflatten(0, images.shape[:2]).transpose(0, 1).flatten(1, 2)
 
     def embed_tokens(self, tokens: Tensor) -> Tensor:
         """int64 [B, T] -> [B, T, width], scaled by sqrt(width)."""
@@ -142,8 +164,23 @@ class Pi05(nn.Module):
             image_masks: per camera bool [B]; False where the camera is absent.
             tokens: int64 [B, T]. token_mask: bool [B, T].
             horizon: rows the suffix will have; the configuration's where not given.
+
+        Raises:
+            ObservationError: ``observation.model_input`` where shapes or dtypes are others than these.
         """
         horizon = self.config.horizon if horizon is None else horizon
+        if len(images) != len(image_masks) or not images:
+            raise ObservationError(
+                "model_input",
+                f"one mask per image and at least one image expected, got {len(image_masks)} masks for "
+                f"{len(images)} images",
+            )
+        batch, size = images[0].shape[0], self.config.vision.image_size
+        for camera, (image, mask) in enumerate(zip(images, image_masks, strict=True)):
+            _expect(f"images[{camera}]", image, torch.float32, (batch, 3, size, size))
+            _expect(f"image_masks[{camera}]", mask, torch.bool, (batch,))
+        _expect("tokens", tokens, torch.int64, (batch, tokens.shape[-1]))
+        _expect("token_mask", token_mask, torch.bool, tuple(tokens.shape))
         patches = self.config.tokens_per_image
         valid = torch.cat([*(mask[:, None].expand(-1, patches) for mask in image_masks), token_mask], dim=1)
         embedded = torch.cat([self.embed_images(images), self.embed_tokens(tokens)], dim=1)
@@ -152,21 +189,36 @@ class Pi05(nn.Module):
     def encode_embedded(self, embedded: Tensor, valid: Tensor, horizon: int) -> PrefixContext:
         """Put an embedded prefix [B, P, width] with validity bool [B, P] through the prefix transformer."""
         batch, length, _ = embedded.shape
-        config = self.config.vlm
+        stores = self.new_stores(batch, length + horizon)
+        self.write_prefix(stores, embedded, valid, masked=True)
+        return self.prefix_context(stores, valid, horizon, masked=True)
+
+    def new_stores(self, batch: int, length: int) -> tuple[KeyValues, ...]:
+        """Room for every layer's keys and values of ``length`` positions, in one contiguous buffer."""
+        config, weight = self.config.vlm, self.prefix.blocks[0].self_attn.o_proj.weight
+        shape = (config.depth, 2, batch, config.num_kv_heads, length, config.head_dim)
+        buffer = torch.empty(shape, dtype=weight.dtype, device=self.device)
+        return tuple(KeyValues(pair[0], pair[1]) for pair in buffer)
+
+    def write_prefix(self, stores: Sequence[KeyValues], embedded: Tensor, valid: Tensor, masked: bool) -> None:
+        """Encode an embedded prefix [B, P, width] with validity bool [B, P] into the front of the stores.
+
+        Args:
+            masked: whether ``valid`` may hold False; where not, attention runs without a mask.
+        """
+        blocks = self.prefix.blocks
+        angles = rotary(valid.cumsum(1) - 1, self.config.vlm.head_dim)
+        mask = additive_mask(valid, 0, blocks[0].self_attn.dtype) if masked else None
         x = embedded.float()
-        dtype = self.prefix.blocks[0].self_attn.dtype
-        angles = rotary(valid.cumsum(1) - 1, config.head_dim)
-        mask = x.new_zeros(batch, 1, 1, length + horizon, dtype=dtype)
-        mask[..., :length].masked_fill_(~valid[:, None, None], MASKED)
-        shape = (config.depth, 2, batch, config.num_kv_heads, length + horizon, config.head_dim)
-        buffer = x.new_empty(shape, dtype=dtype)
-        stores = tuple(KeyValues(pair[0], pair[1]) for pair in buffer)
-        for layer, store in zip(self.prefix.blocks[:-1], stores[:-1], strict=True):
-            x = layer(x, angles, mask[..., :length], store)
-        self.prefix.blocks[-1].write_key_values(x, angles, stores[-1])
+        for layer, store in zip(blocks, stores, strict=True):
+            x = layer(x, angles, mask, store, layer is blocks[-1])
+
+    def prefix_context(self, stores: Sequence[KeyValues], valid: Tensor, horizon: int, masked: bool) -> PrefixContext:
+        """What the suffix needs beside the stores; see `write_prefix`."""
         first = valid.sum(1, keepdim=True)
         positions = first + torch.arange(horizon, device=first.device)
-        return PrefixContext(stores, rotary(positions, config.head_dim), mask)
+        mask = additive_mask(valid, horizon, self.prefix.blocks[0].self_attn.dtype) if masked else None
+        return PrefixContext(tuple(stores), rotary(positions, self.config.vlm.head_dim), mask)
 
     @staticmethod
     def euler_times(num_steps: int) -> list[float]:
@@ -200,16 +252,25 @@ class Pi05(nn.Module):
         return StepModulation(layers, self.expert.norm.modulation(conditioning))
 
     def denoise(self, prefix: PrefixContext, noise: Tensor, num_steps: int) -> Tensor:
-        """Integrate from noise float32 [B, H, D] at t = 1 to actions at t = 0 in ``num_steps`` Euler steps."""
-        x = noise.float()
+        """Integrate from noise float32 [B, H, D] at t = 1 to actions at t = 0 in ``num_steps`` Euler steps.
+
+        Raises:
+            ObservationError: ``observation.model_input`` where the noise does not fit the prefix or the configuration.
+        """
+        batch, _, horizon, _ = prefix.suffix_angles.cos.shape
+        _expect("noise", noise, torch.float32, (batch, horizon, self.config.action_dim))
+        if num_steps < 1:
+            raise ObservationError("model_input", f"num_steps: at least 1 expected, got {num_steps}")
+        x = noise
         for modulation in self.modulations(self.euler_times(num_steps)):
             x = x - (1.0 / num_steps) * self.velocity(prefix, x, modulation)
         return x
 
     def modulations(self, times: Sequence[float]) -> list[StepModulation]:
         """The modulation of every step. It depends on the times alone, not on the observation."""
-        device = self.action_in_proj.weight.device
-        return [self.step_modulation(torch.full((1, 1), time, dtype=torch.float32, device=device)) for time in times]
+        return [
+            self.step_modulation(torch.full((1, 1), time, dtype=torch.float32, device=self.device)) for time in times
+        ]
 
     def velocity(self, prefix: PrefixContext, x: Tensor, modulation: StepModulation) -> Tensor:
         """The flow's velocity float32 [B, H, D] at x float32 [B, H, D]; overwrites the suffix part of the stores."""
@@ -219,3 +280,22 @@ class Pi05(nn.Module):
         ):
             hidden = layer(hidden, prefix.suffix_angles, prefix.suffix_mask, store, before_attention, before_mlp)
         return self.action_out_proj(self.expert.norm(hidden, modulation.final))
+
+
+def additive_mask(valid: Tensor, extra: int, dtype: torch.dtype) -> Tensor:
+    """bool [B, P] -> additive [B, 1, 1, P + extra]; the ``extra`` last positions are valid.
+
+    Rows begin at multiples of 16 elements: CUDA's memory-efficient attention would copy the mask at every call else.
+    """
+    batch, length = valid.shape
+    width = length + extra
+    mask = torch.zeros(batch, 1, 1, -(-width // 16) * 16, dtype=dtype, device=valid.device)[..., :width]
+    mask[..., :length].masked_fill_(~valid[:, None, None], MASKED)
+    return mask
+
+
+def _expect(name: str, tensor: Tensor, dtype: torch.dtype, shape: tuple[int, ...]) -> None:
+    if tensor.dtype != dtype or tuple(tensor.shape) != shape:
+        raise ObservationError(
+            "model_input", f"{name}: {dtype} {list(shape)} expected, got {tensor.dtype} {list(tensor.shape)}"
+        )

@@ -5,11 +5,14 @@ Module names are those of the checkpoints.
 
 from __future__ import annotations
 
+from typing import cast
+
+import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from pi05_ros.model.config import VisionConfig
-from pi05_ros.model.gemma import scaled_dot_product_attention
+from pi05_ros.model.gemma import scaled_dot_product_attention, stack_linears
 
 LAYER_NORM_EPS = 1e-6
 
@@ -22,16 +25,38 @@ class LayerNorm(nn.LayerNorm):
         return normed.to(self.weight.dtype)
 
 
+class PatchEmbedding(nn.Module):
+    """The convolution whose stride is its kernel, as one matrix product over patches.
+
+    A float32 convolution would run in TF32 on CUDA, by torch's default.
+    """
+
+    def __init__(self, config: VisionConfig) -> None:
+        super().__init__()
+        self.patch_size = config.patch_size
+        self.per_side = config.image_size // config.patch_size
+        self.weight = nn.Parameter(torch.randn(config.hidden_size, 3, config.patch_size, config.patch_size) * 0.02)
+        self.bias = nn.Parameter(torch.zeros(config.hidden_size))
+
+    def forward(self, images: Tensor) -> Tensor:
+        """[N, 3, S, S] -> [N, patches, width], patches row by row."""
+        cells = (self.per_side, self.patch_size)
+        side = self.per_side * self.patch_size
+        grid = images[:, :, :side, :side].unflatten(3, cells).unflatten(2, cells)  # [N, 3, row, y, column, x]
+        patches = grid.permute(0, 2, 4, 1, 3, 5).flatten(3).flatten(1, 2)
+        return functional.linear(patches, self.weight.flatten(1), self.bias)
+
+
 class VisionEmbeddings(nn.Module):
     """Patches plus learned positions, in float32: [N, 3, S, S] -> [N, patches, width]."""
 
     def __init__(self, config: VisionConfig) -> None:
         super().__init__()
-        self.patch_embedding = nn.Conv2d(3, config.hidden_size, config.patch_size, stride=config.patch_size)
+        self.patch_embedding = PatchEmbedding(config)
         self.position_embedding = nn.Embedding((config.image_size // config.patch_size) ** 2, config.hidden_size)
 
     def forward(self, images: Tensor) -> Tensor:
-        return self.patch_embedding(images).flatten(2).transpose(1, 2) + self.position_embedding.weight
+        return self.patch_embedding(images) + self.position_embedding.weight
 
 
 class VisionAttention(nn.Module):
@@ -45,12 +70,19 @@ class VisionAttention(nn.Module):
         self.k_proj = nn.Linear(width, width)
         self.v_proj = nn.Linear(width, width)
         self.out_proj = nn.Linear(width, width)
+        self.qkv_proj: nn.Linear | None = None
+
+    def pack(self) -> None:
+        """Put the three projections into one matrix; the plain ones are gone then."""
+        if self.qkv_proj is None:
+            self.qkv_proj = stack_linears(self.q_proj, self.k_proj, self.v_proj)
+            del self.q_proj, self.k_proj, self.v_proj
 
     def forward(self, x: Tensor) -> Tensor:
-        query, key, value = (
-            proj(x).unflatten(-1, (self.num_heads, -1)).transpose(1, 2)
-            for proj in (self.q_proj, self.k_proj, self.v_proj)
+        projected = (
+            (self.q_proj(x), self.k_proj(x), self.v_proj(x)) if self.qkv_proj is None else self.qkv_proj(x).chunk(3, -1)
         )
+        query, key, value = (one.unflatten(-1, (self.num_heads, -1)).transpose(1, 2) for one in projected)
         mixed = scaled_dot_product_attention(query, key, value)
         return self.out_proj(mixed.transpose(1, 2).flatten(2))
 
@@ -96,6 +128,11 @@ class VisionTransformer(nn.Module):
         self.embeddings = VisionEmbeddings(config)
         self.encoder = VisionEncoder(config)
         self.post_layernorm = LayerNorm(config.hidden_size, eps=LAYER_NORM_EPS)
+
+    @property
+    def blocks(self) -> list[VisionLayer]:
+        """The layers, typed."""
+        return cast("list[VisionLayer]", list(self.encoder.layers))
 
     def forward(self, images: Tensor) -> Tensor:
         x = self.embeddings(images)
