@@ -156,11 +156,13 @@ class Server:
         await runner.setup()
         gate = _Gate(runner, self._desk, self.settings.max_connections)
         server = await self._loop.create_server(gate, sock=listener, ssl=tls)
+        keeping_up = self._loop.create_task(self._desk.keep_up())
         ready.set_result(None)
         try:
             await self._stop.wait()
         finally:
             server.close()
+            keeping_up.cancel()
             with suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(websockets.close(), 1.0)
             await runner.cleanup()

@@ -13,7 +13,6 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from pi05_ros.chunk import ActionChunk
 from pi05_ros.engine.scheduler import Scheduler, Served
 from pi05_ros.serving.facts import PolicyFacts
 from pi05_ros.serving.failures import Failure, describe
@@ -25,11 +24,9 @@ _EDGES_MS = (1, 2, 5, 10, 15, 20, 25, 30, 40, 50, 75, 100, 150, 200, 300, 500, 1
 
 @dataclass(frozen=True)
 class _Seen:
-    """One answered request: the model's images by slot, and the chunk."""
+    """The newest answered request, and when (`time.time`)."""
 
-    pictures: Mapping[str, Any]
-    chunk: ActionChunk
-    control: bool
+    served: Served
     at: float
 
 
@@ -45,22 +42,36 @@ class Board:
         self._errors: deque[dict[str, Any]] = deque(maxlen=_ERRORS)
         self.ages_s: Mapping[str, float] = {}
 
+    def see(self, served: Served) -> None:
+        """Keep the newest answered request; called on the inference thread, so nothing is computed here."""
+        self._seen = _Seen(served, time.time())
+
     def observe(self, served: Served) -> None:
         """Take note of one request of the scheduler."""
-        if served.answer is None:
-            # What is refused to the network is told by its door, with what never came this far.
-            if served.error is not None and served.work.control:
-                self.refuse("control", describe(served.error))
-            return
-        self._count += 1
-        self._latencies.append(served.answer.queue_ms + served.answer.infer_ms)
-        self._seen = _Seen(self._pictures(served), served.answer.chunk, served.work.control, time.time())
+        if served.answer is not None:
+            self._count += 1
+            self._latencies.append(served.answer.queue_ms + served.answer.infer_ms)
+        elif served.error is not None and served.work.control:
+            # What is refused to the network is told by its door, with what never came as far as the scheduler.
+            self.refuse("control", describe(served.error))
 
     def refuse(self, door: str, failure: Failure) -> None:
         """Take note of a refusal."""
         self._errors.append({"at": time.time(), "door": door, "code": failure.code, "message": failure.message[:300]})
 
+    def picture(self, slot: str) -> bytes | None:
+        """JPEG of a slot as the model saw it last; ``None`` where it saw nothing."""
+        seen = self._seen
+        pictures = {} if seen is None else self._pictures(seen.served)
+        if slot not in pictures:
+            return None
+        pixels = (np.asarray(pictures[slot]).transpose(1, 2, 0) + 1.0) * 127.5
+        file = io.BytesIO()
+        Image.fromarray(np.clip(np.rint(pixels), 0, 255).astype(np.uint8)).save(file, "JPEG", quality=85)
+        return file.getvalue()
+
     def _pictures(self, served: Served) -> Mapping[str, Any]:
+        """Slot -> float32 [3, S, S] in [-1, 1], for the cameras that were there."""
         inputs = getattr(served.prepared, "inputs", None)
         if inputs is None:
             return {}
@@ -70,16 +81,6 @@ class Board:
         slots = [slot for slot, camera in self._facts.slots if camera in images and masks.get(camera, True)]
         shown = [image for image, present in zip(inputs.images, inputs.image_masks, strict=True) if present]
         return dict(zip(slots, shown, strict=True))
-
-    def picture(self, slot: str) -> bytes | None:
-        """JPEG of a slot as the model saw it last; ``None`` where it saw nothing."""
-        seen = self._seen
-        if seen is None or slot not in seen.pictures:
-            return None
-        pixels = (np.asarray(seen.pictures[slot]).transpose(1, 2, 0) + 1.0) * 127.5
-        file = io.BytesIO()
-        Image.fromarray(np.clip(np.rint(pixels), 0, 255).astype(np.uint8)).save(file, "JPEG", quality=85)
-        return file.getvalue()
 
     def state(self) -> dict[str, Any]:
         """Everything the page shows but the pictures; plain values."""
@@ -106,11 +107,11 @@ class Board:
                 "p50_ms": float(np.percentile(latencies, 50)),
                 "p95_ms": float(np.percentile(latencies, 95)),
             }
-        if seen is not None:
-            chunk = seen.chunk
+        if seen is not None and seen.served.answer is not None:
+            chunk = seen.served.answer.chunk
             described["chunk"] = {
                 "age_s": time.time() - seen.at,
-                "asked_by": "control loop" if seen.control else "network",
+                "asked_by": "control loop" if seen.served.work.control else "network",
                 "prompt": (chunk.prompt or "")[:300],
                 "names": list(chunk.names),
                 "units": list(chunk.units),
@@ -119,7 +120,7 @@ class Board:
                 "guard_flags": list(chunk.guard_flags),
                 "clamp_count": chunk.clamp_count,
                 "timings_ms": {stage: round(value, 3) for stage, value in chunk.timings_ms.items()},
-                "pictures": list(seen.pictures),
+                "pictures": list(self._pictures(seen.served)),
                 "actions": chunk.actions.tolist(),
             }
         return described

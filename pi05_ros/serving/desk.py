@@ -5,12 +5,17 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections import deque
 from collections.abc import Hashable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any, Literal
 
+import numpy as np
+
 from pi05_ros.engine.scheduler import Answer, Scheduler, Served, Ticket, Work, deadline_error
+from pi05_ros.observation import Observation
 from pi05_ros.serving.board import Board
 from pi05_ros.serving.codec import parse_json, unpackb
 from pi05_ros.serving.facts import PolicyFacts
@@ -21,6 +26,9 @@ from pi05_ros.serving.settings import ServerSettings
 _logger = logging.getLogger(__name__)
 # Arrays in a frame up to this size are decoded faster than a thread could be asked to do it.
 _INLINE_BYTES = 4 * 2**20
+_CATCH_UP_S = 0.1
+
+_WITHOUT_PICTURES = {control: Work(Observation({}, np.empty(0)), None, control=control) for control in (False, True)}
 
 
 class Desk:
@@ -34,12 +42,29 @@ class Desk:
         self.metrics = Metrics(lambda: scheduler.depth, lambda: scheduler.active, lambda: self.connections)
         self.board = Board(facts, scheduler)
         self._reader = RequestReader(facts)
+        self._unread: deque[Served] = deque()
         self._workers = ThreadPoolExecutor(2, "pi05_decode")
 
     def observe(self, served: Served) -> None:
-        """Called by the scheduler after each request, on its thread."""
-        self.metrics.observe(served)
-        self.board.observe(served)
+        """Called by the scheduler after each request, on its thread, before the request is answered."""
+        if served.answer is not None:
+            self.board.see(served)
+            # Only what is counted is kept: not the request's pictures.
+            served = replace(served, work=_WITHOUT_PICTURES[served.work.control], prepared=None)
+        self._unread.append(served)
+
+    def catch_up(self) -> None:
+        """Count what the scheduler did; the inference thread must not spend its time on that."""
+        while self._unread:
+            served = self._unread.popleft()
+            self.metrics.observe(served)
+            self.board.observe(served)
+
+    async def keep_up(self) -> None:
+        """Catch up for as long as the server runs."""
+        while True:
+            self.catch_up()
+            await asyncio.sleep(_CATCH_UP_S)
 
     def close(self) -> None:
         self._workers.shutdown(wait=False, cancel_futures=True)

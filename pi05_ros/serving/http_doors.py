@@ -93,6 +93,7 @@ class HttpDoors:
         return web.json_response(described)
 
     async def metrics(self, request: web.Request) -> web.Response:
+        self._desk.catch_up()
         body = self._desk.metrics.text()
         return web.Response(body=body, headers={"Content-Type": "text/plain; version=0.0.4; charset=utf-8"})
 

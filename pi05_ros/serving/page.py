@@ -88,6 +88,7 @@ class Page:
 
     async def state(self, request: web.Request) -> web.Response:
         self._check_in(request)
+        self._desk.catch_up()
         return web.json_response({"now": time.time(), **self._desk.board.state()}, headers=_HEADERS)
 
     async def picture(self, request: web.Request) -> web.Response:
