@@ -237,13 +237,15 @@ class _CameraStream(_Stream):
     def clear(self) -> None:
         self.buffer: list[_Stored] = []
         self.accepted: tuple[int, int] | None = None
-        self.proven: tuple[int, int] | None = None  # of the newest frame that was given and not handed back
+        # After a frame was handed back the next ones may be as bad: only those that proved good count as usable.
+        self.suspect = False
+        self.proven: tuple[int, int] | None = None
         self.reference: Frame | None = None  # the first of a run of equal pictures
         self.same_for_ns = 0  # how long the run lasts, once it is too long
         self.arrivals.clear()
 
     def newest(self) -> tuple[int, int] | None:
-        return self.accepted
+        return self.proven if self.suspect else self.accepted
 
     def within(self, low_ns: int, high_ns: int) -> list[_Stored]:
         """Stored frames with low <= stamp <= high."""
@@ -414,8 +416,8 @@ class Synchronizer:
         key = tuple(names)
         layout = stream.layouts.get(key)
         if layout is None:
-            twice = sorted({name for name in key if key.count(name) > 1})
-            if twice:
+            if len(set(key)) < len(key):
+                twice = sorted({name for name in key if key.count(name) > 1})
                 return stream.drop(
                     "input.malformed", f"every joint once expected, got {twice} more than once", receive_ns
                 )
@@ -454,11 +456,6 @@ class Synchronizer:
     def take(self, now_ns: int) -> SynchronizedSet | None:
         """Newest consistent set whose anchor is newer than that of every set given before; ``None`` without one."""
         self._watch_clock(now_ns)
-        if self._given is not None:
-            for name, frame in self._given.images.items():
-                stream = self._cameras[name]
-                stream.proven = max(stream.proven or (0, 0), (frame.stamp_ns, frame.receive_ns))
-            self._given = None
         found = self._find(now_ns, self._taken)
         if found is None:
             return None
@@ -469,6 +466,13 @@ class Synchronizer:
         self._taken_before, self._taken, self._given = self._taken, found.stamp_ns, found
         return found
 
+    def accept(self, taken: SynchronizedSet) -> None:
+        """Say that the images of the set given last could be used."""
+        if self._given is taken:
+            for name, frame in taken.images.items():
+                stream = self._cameras[name]
+                stream.proven, stream.suspect = (frame.stamp_ns, frame.receive_ns), False
+
     def hand_back(self, taken: SynchronizedSet, camera: str, code: str, sentence: str, now_ns: int) -> None:
         """Refuse one image of the set given last (its content cannot be used); the others may be given again."""
         if self._given is not taken:
@@ -477,11 +481,9 @@ class Synchronizer:
         self._taken = self._taken_before
         stream, stamp_ns = self._cameras[camera], taken.images[camera].stamp_ns
         stream.buffer = [stored for stored in stream.buffer if stored.stamp_ns != stamp_ns]
+        stream.suspect = True
         stream.dropped += 1
         stream.note(code, sentence, now_ns)
-        last = stream.buffer[-1].frame if stream.buffer else None
-        left = [stream.proven, (last.stamp_ns, last.receive_ns) if last else None]
-        stream.accepted = max((newest for newest in left if newest is not None), default=None)
 
     def count_lost(self, stream: str, messages: int) -> None:
         """Count messages that the middleware lost before they came here."""
@@ -622,7 +624,7 @@ class Synchronizer:
             frame = stream.nearest(anchor.stamp_ns, self._slop_ns, oldest_ns)
             if frame is not None:
                 chosen[name] = frame
-            elif not stream.optional or (stream.accepted is not None and stream.accepted[0] >= oldest_ns):
+            elif not stream.optional or (stream.newest() or (oldest_ns - 1, 0))[0] >= oldest_ns:
                 return None
         return chosen
 
@@ -707,7 +709,7 @@ class Synchronizer:
         if anchor is None:
             return Finding("input.waiting", f"{anchor_label}: no image that could be used", self._anchor.name)
         for stream in self._others:
-            live = stream.accepted is not None and now_ns - stream.accepted[0] <= stream.max_age_ns
+            live = stream.state(now_ns, self._dead_after_ns) == "live"
             if stream.nearest(anchor.stamp_ns, self._slop_ns, now_ns - stream.max_age_ns) is None and (
                 live or not stream.optional
             ):

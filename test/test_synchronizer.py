@@ -459,16 +459,42 @@ def test_an_image_that_cannot_be_used_is_handed_back() -> None:
 def test_a_stream_whose_images_turn_bad_ages_into_dead() -> None:
     streams = Streams()
     streams.everything(T)
-    assert streams.take(T + 2 * MS) is not None
+    good = streams.take(T + 2 * MS)
+    assert good is not None
+    streams.synchronizer.accept(good)
     for frame in range(1, 80):
         stamp = T + frame * 33 * MS
         streams.everything(stamp)
         while (taken := streams.take(stamp + 2 * MS)) is not None:
-            if taken.images["wrist"].stamp_ns == T:
-                break
             streams.synchronizer.hand_back(taken, "wrist", "observation.image_corrupt", "broken", stamp + 2 * MS)
+        streams.image("wrist", stamp + 10 * MS)
+        expected = "live" if frame <= 14 else "stale" if frame <= 60 else "dead"
+        assert streams.report("wrist", stamp + 12 * MS).state == expected, (
+            "a frame that nobody looked at proves nothing"
+        )
     code, sentence = streams.reason(T + 79 * 33 * MS + 2 * MS)
     assert code == "input.dead" and "camera wrist" in sentence and "broken" in sentence
+    streams.everything(T + 3 * S)
+    good = streams.take(T + 3 * S + 2 * MS)
+    assert good is not None
+    streams.synchronizer.accept(good)
+    assert streams.reason(T + 3 * S + 2 * MS) == ("", "")
+    assert streams.report("wrist", T + 3 * S + 2 * MS).state == "live"
+
+
+def test_an_optional_camera_that_turns_bad_is_left_out_once_it_is_stale() -> None:
+    streams = Streams({**CAMERAS, "wrist": CameraInput("wrist/image", optional=True)}, slop_s=0.01)
+    given = []
+    for frame in range(30):
+        stamp = T + frame * 33 * MS
+        streams.everything(stamp)
+        while (taken := streams.take(stamp + 2 * MS)) is not None:
+            if frame == 0 or "wrist" not in taken.images:
+                streams.synchronizer.accept(taken)
+                given.append((frame, list(taken.images)))
+                break
+            streams.synchronizer.hand_back(taken, "wrist", "observation.image_corrupt", "broken", stamp + 2 * MS)
+    assert given == [(0, ["front", "wrist"])] + [(frame, ["front"]) for frame in range(16, 30)]
 
 
 def test_buffers_are_bounded() -> None:

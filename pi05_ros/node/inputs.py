@@ -36,6 +36,8 @@ from pi05_ros.synchronizer import (
 
 _LOG_PERIOD_S = 5.0
 _GRAPH_PERIOD_S = 1.0
+# rmw's word for a publisher that is seen before its node's name is.
+_UNKNOWN_NODE = "_NODE_NAME_UNKNOWN_"
 _JUMP = Duration(seconds=0.5)
 
 
@@ -303,6 +305,8 @@ class Inputs:
         for publisher in publishers:
             where = f"{name} ({topic}): "
             who = f"node {publisher.node_namespace.rstrip('/')}/{publisher.node_name}"
+            if publisher.node_name == _UNKNOWN_NODE:
+                who = "a node"
             if publisher.topic_type != subscribed.type_name:
                 problems.append(
                     ("input.type", f"{where}{subscribed.type_name} expected, {who} publishes {publisher.topic_type}")
