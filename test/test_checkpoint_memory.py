@@ -15,13 +15,13 @@ from pi05_ros.checkpoint.make import SIZES, write_lerobot
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """About 300 MB in float32, a third of it in one tensor, as the embedding is at full size."""
+    """About 300 MB in float32, a fifth of it in one tensor, as the embedding is at full size."""
     small = SIZES["small"]
     config = replace(
         small,
-        vlm=replace(small.vlm, width=1024, mlp_dim=4096, head_dim=128),
+        vlm=replace(small.vlm, width=1024, mlp_dim=3072, head_dim=128),
         expert=replace(small.expert, head_dim=128),
-        vocab=24_000,
+        vocab=16_000,
     )
     return write_lerobot(tmp_path_factory.mktemp("memory") / "large", config, tokenizer=False)
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -210,6 +212,18 @@ def test_model_outlives_its_files(libero: Path, loaded: Weights, tmp_path: Path)
     for name, value in model.state_dict().items():
         assert torch.equal(value, loaded[name]), name
     assert not any(buffer.is_meta for buffer in model.buffers())
+
+
+def test_loading_does_not_import_the_compiler(libero: Path) -> None:
+    program = (
+        "import sys\n"
+        "from pi05_ros.checkpoint.formats import open_checkpoint\n"
+        "from pi05_ros.checkpoint.loader import load_model\n"
+        f"load_model(open_checkpoint({str(libero)!r}))\n"
+        "print(sorted({'sympy', 'torch._dynamo'} & sys.modules.keys()))\n"
+    )
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=False)
+    assert result.stdout == "[]\n", result.stderr
 
 
 def test_progress_counts_every_byte_once(libero: Path) -> None:
