@@ -35,7 +35,9 @@ class PatchEmbedding(nn.Module):
         super().__init__()
         self.patch_size = config.patch_size
         self.per_side = config.image_size // config.patch_size
-        self.weight = nn.Parameter(torch.randn(config.hidden_size, 3, config.patch_size, config.patch_size) * 0.02)
+        weight = torch.empty(config.hidden_size, 3, config.patch_size, config.patch_size)
+        # An initialiser, not arithmetic: the loader leaves initialisers out on the meta device.
+        self.weight = nn.Parameter(nn.init.normal_(weight, std=0.02))
         self.bias = nn.Parameter(torch.zeros(config.hidden_size))
 
     def forward(self, images: Tensor) -> Tensor:
