@@ -12,6 +12,7 @@ from safetensors.torch import load_file
 from tokenizers import Tokenizer
 
 from pi05_ros.checkpoint.formats import open_checkpoint
+from pi05_ros.checkpoint.loader import load_model
 from pi05_ros.checkpoint.make import (
     SIZES,
     RobotSide,
@@ -76,6 +77,28 @@ def test_builtin_checkpoint_fits_the_demo_robot() -> None:
     assert checkpoint.state_statistics is not None and checkpoint.action_statistics is not None
     assert checkpoint.state_statistics.missing("quantile") == checkpoint.action_statistics.missing("quantile") == ()
     assert checkpoint.tokenizer_path is not None
+
+
+def test_builtin_checkpoint_keeps_the_demo_arm_within_reach() -> None:
+    checkpoint = open_checkpoint(builtin_checkpoint())
+    statistics = checkpoint.action_statistics
+    assert statistics is not None and statistics.q01 is not None and statistics.q99 is not None
+    generator = torch.Generator().manual_seed(0)
+    batch = 4
+    actions = load_model(checkpoint).sample_actions(
+        [torch.rand(batch, 3, 224, 224, generator=generator) * 2 - 1 for _ in checkpoint.cameras],
+        [torch.ones(batch, dtype=torch.bool) for _ in checkpoint.cameras],
+        torch.randint(4, 512, (batch, 200), generator=generator),
+        (torch.arange(200) < 40).expand(batch, -1),
+        torch.randn(batch, 50, 32, generator=generator),
+        checkpoint.num_steps,
+    )
+    q01, q99 = torch.from_numpy(statistics.q01), torch.from_numpy(statistics.q99)
+    robot = (actions[..., :7] + 1) / 2 * (q99 - q01) + q01
+    assert robot[..., :6].abs().max() < 1.5  # rad
+    assert 0 <= robot[..., 6].min() and robot[..., 6].max() <= 1
+    # It moves: a network whose output died would pass the bounds above.
+    assert robot[..., :6].std() > 0.05
 
 
 class TestTokenizer:
