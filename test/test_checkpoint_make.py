@@ -96,7 +96,7 @@ def test_builtin_checkpoint_keeps_the_demo_arm_within_reach() -> None:
     q01, q99 = torch.from_numpy(statistics.q01), torch.from_numpy(statistics.q99)
     robot = (actions[..., :7] + 1) / 2 * (q99 - q01) + q01
     assert robot[..., :6].abs().max() < 1.5  # rad
-    assert 0 <= robot[..., 6].min() and robot[..., 6].max() <= 1
+    assert robot[..., 6].min() >= 0 and robot[..., 6].max() <= 1
     # It moves: a network whose output died would pass the bounds above.
     assert robot[..., :6].std() > 0.05
 
