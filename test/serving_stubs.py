@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import http.client as http_client
+import json
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -10,6 +12,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import websockets.sync.client
 
 from pi05_ros.chunk import ActionChunk
 from pi05_ros.engine.scheduler import Scheduler
@@ -17,6 +20,7 @@ from pi05_ros.errors import ActionError
 from pi05_ros.observation import Observation
 from pi05_ros.profile import load_profile
 from pi05_ros.serving.app import Server
+from pi05_ros.serving.codec import unpackb
 from pi05_ros.serving.facts import PolicyFacts
 from pi05_ros.serving.settings import ServerSettings
 
@@ -120,13 +124,14 @@ def serving(
     profile: str = "aloha",
     scheduler: Scheduler | None = None,
     active: bool = True,
+    port: int = 0,
     **settings: Any,
 ) -> Iterator[Server]:
     """A running server on a free port with a stub behind it."""
     known = facts(profile)
     scheduler = scheduler or Scheduler()
     scheduler.start()
-    server = Server(known, scheduler, ServerSettings(port=0, **settings))
+    server = Server(known, scheduler, ServerSettings(port=port, **settings))
     server.start()
     if active:
         scheduler.activate(policy or StubPolicy(known.horizon, known.action_dim))
@@ -177,3 +182,41 @@ def request_of(profile: str, value: float = 0.0) -> dict[str, Any]:
             "prompt": "push the button",
         }
     raise ValueError(profile)
+
+
+def http(
+    server: Server, path: str, body: Any = None, method: str | None = None, **headers: str
+) -> tuple[int, dict[str, str], Any]:
+    """One HTTP request: status, headers, and the body (decoded where it is JSON or msgpack).
+
+    ``body`` is sent as JSON unless it is bytes; header names are given with underscores.
+    """
+    connection = http_client.HTTPConnection(*server.address, timeout=20)
+    sent = {name.replace("_", "-"): value for name, value in headers.items()}
+    if body is not None and not isinstance(body, bytes):
+        body = json.dumps(body).encode()
+        sent.setdefault("Content-Type", "application/json")
+    try:
+        connection.request(method or ("GET" if body is None else "POST"), path, body, sent)
+        response = connection.getresponse()
+        content: Any = response.read()
+        kind = response.headers.get_content_type()
+        if kind == "application/json":
+            content = json.loads(content)
+        elif kind == "application/msgpack":
+            content = unpackb(content)
+        return response.status, dict(response.headers), content
+    finally:
+        connection.close()
+
+
+def websocket(server: Server, path: str = "/", **options: Any) -> websockets.sync.client.ClientConnection:
+    """A websocket as openpi-client opens it; the metadata frame has been read."""
+    connection = bare_websocket(server, path, **options)
+    connection.metadata = unpackb(connection.recv(timeout=10))
+    return connection
+
+
+def bare_websocket(server: Server, path: str = "/", **options: Any) -> websockets.sync.client.ClientConnection:
+    url = server.url.replace("http", "ws", 1) + path
+    return websockets.sync.client.connect(url, compression=None, max_size=None, proxy=None, **options)
