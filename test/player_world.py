@@ -76,19 +76,19 @@ class World:
         stamp = self.now_ns - round(age_s * NS)
         rows = motion(stamp + np.arange(20, dtype=np.int64) * STEP_NS)
         dims = self.profile.action.dims
-        fields: dict[str, Any] = dict(
-            stamp_ns=stamp,
-            step_ns=STEP_NS,
-            names=[dim.name for dim in dims],
-            units=[dim.unit for dim in dims],
-            control_modes=[dim.control for dim in dims],
-            horizon=20,
-            action_dim=len(dims),
-            actions=rows.astype(np.float32).reshape(-1),
-            executed_steps=10,
-            prompt="wave",
-            profile=self.profile.name,
-        )
+        fields: dict[str, Any] = {
+            "stamp_ns": stamp,
+            "step_ns": STEP_NS,
+            "names": [dim.name for dim in dims],
+            "units": [dim.unit for dim in dims],
+            "control_modes": [dim.control for dim in dims],
+            "horizon": 20,
+            "action_dim": len(dims),
+            "actions": rows.astype(np.float32).reshape(-1),
+            "executed_steps": 10,
+            "prompt": "wave",
+            "profile": self.profile.name,
+        }
         return OfferedChunk(**{**fields, **changes})
 
     def offer(self, offered: OfferedChunk) -> tuple[str, str] | None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import argparse
 import difflib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Literal
 
@@ -221,18 +221,22 @@ class RunSettings:
     num_steps: int | None
 
 
-def declare(node: Node, overrides: Mapping[str, Parameter]) -> None:
+def declare(
+    node: Node, overrides: Mapping[str, Parameter], specs: Sequence[ParameterSpec] | None = None
+) -> None:
     """Declare every parameter and refuse overrides that name none.
 
     Args:
         node: the node that owns the parameters.
         overrides: name -> value given on the command line, in a parameter file or to the constructor.
+        specs: the node's parameters; those of the policy node unless given.
 
     Raises:
         ConfigurationError: ``config.unknown_parameter`` or ``config.parameter``.
     """
+    specs = SPECS if specs is None else specs
     problems = []
-    for spec in SPECS:
+    for spec in specs:
         try:
             node.declare_parameter(spec.name, spec.declared, spec.descriptor())
         except (InvalidParameterTypeException, InvalidParameterValueException) as error:
@@ -241,16 +245,17 @@ def declare(node: Node, overrides: Mapping[str, Parameter]) -> None:
         raise ConfigurationError("parameter", "; ".join(problems))
     unknown = [name for name in overrides if not node.has_parameter(name) and not name.startswith("qos_overrides.")]
     if unknown:
-        raise ConfigurationError("unknown_parameter", "; ".join(_unknown(name) for name in sorted(unknown)))
-    refused = refusal([node.get_parameter(spec.name) for spec in SPECS], "unconfigured")
+        raise ConfigurationError("unknown_parameter", "; ".join(_unknown(name, specs) for name in sorted(unknown)))
+    refused = refusal([node.get_parameter(spec.name) for spec in specs], "unconfigured", specs)
     if refused:
         raise ConfigurationError("parameter", refused)
 
 
-def refusal(parameters: Iterable[Parameter], state: str) -> str:
+def refusal(parameters: Iterable[Parameter], state: str, specs: Sequence[ParameterSpec] | None = None) -> str:
     """Why these values cannot be set in this lifecycle state; empty when they can."""
+    by_name = _BY_NAME if specs is None else {spec.name: spec for spec in specs}
     for parameter in parameters:
-        spec = _BY_NAME.get(parameter.name)
+        spec = by_name.get(parameter.name)
         if spec is None:
             continue
         if spec.changes == "while unconfigured" and state != "unconfigured":
@@ -263,9 +268,11 @@ def refusal(parameters: Iterable[Parameter], state: str) -> str:
     return ""
 
 
-def check(parameters: list[Parameter], state: str) -> SetParametersResult:
+def check(
+    parameters: list[Parameter], state: str, specs: Sequence[ParameterSpec] | None = None
+) -> SetParametersResult:
     """Answer of the set-parameters callback."""
-    reason = refusal(parameters, state)
+    reason = refusal(parameters, state, specs)
     return SetParametersResult(successful=not reason, reason=reason)
 
 
@@ -383,7 +390,8 @@ def _within(spec: ParameterSpec) -> str:
     return f" ({spec.allowed})" if spec.allowed else ""
 
 
-def _unknown(name: str) -> str:
-    near = difflib.get_close_matches(name, _BY_NAME, n=1)
-    hint = f"; did you mean {near[0]}?" if near else "; `pi05-ros parameters` lists those there are"
+def _unknown(name: str, specs: Sequence[ParameterSpec]) -> str:
+    names = [spec.name for spec in specs]
+    near = difflib.get_close_matches(name, names, n=1)
+    hint = f"; did you mean {near[0]}?" if near else f"; there are {', '.join(names)}"
     return f"parameter {name} is unknown{hint}"

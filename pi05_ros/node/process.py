@@ -8,7 +8,8 @@ import sys
 import threading
 import traceback
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from pathlib import Path
+from typing import Any, Protocol, cast
 
 import rclpy
 from rclpy.context import Context
@@ -18,9 +19,6 @@ from rclpy.signals import SignalHandlerOptions
 
 from pi05_ros.errors import Pi05Error
 from pi05_ros.node.environment import apply_dds_defaults
-
-if TYPE_CHECKING:
-    from pi05_ros.node.policy_node import PolicyNode
 
 # SIGINT and SIGTERM end the process within two seconds; what is not done by then (a model in the middle of its
 # computation, a checkpoint being read) is cut off.
@@ -62,16 +60,32 @@ class Spinner:
                     rclpy.logging.get_logger("executor").error(f"a callback failed:\n{traceback.format_exc()}")
 
 
-class SpinningNodes:
-    """Policy nodes with their two threads: one for all inputs, one for all lifecycles, parameters and statuses."""
+class ManagedNode(Protocol):
+    """What the policy node and the chunk player have in common; see `pi05_ros.node.policy_node.PolicyNode`."""
 
-    def __init__(self, nodes: Sequence[PolicyNode], context: Context | None = None) -> None:
+    inputs_node: Node
+
+    def change_state(self, transition: str) -> bool: ...
+
+    def shutdown(self) -> None: ...
+
+    def destroy(self) -> None: ...
+
+    def get_logger(self) -> Any: ...
+
+    def get_fully_qualified_name(self) -> str: ...
+
+
+class SpinningNodes:
+    """Managed nodes with their two threads: one for all inputs, one for all lifecycles, parameters and statuses."""
+
+    def __init__(self, nodes: Sequence[ManagedNode], context: Context | None = None) -> None:
         self._nodes = list(nodes)
         self._inputs = Spinner("inputs", context)
         self._control = Spinner("control", context)
         for node in self._nodes:
             self._inputs.add(node.inputs_node)
-            self._control.add(node)
+            self._control.add(cast(Node, node))
         self._inputs.start()
         self._control.start()
 
@@ -86,7 +100,7 @@ class SpinningNodes:
 
 
 def run_process(
-    make_nodes: Callable[[], Sequence[PolicyNode]], arguments: Sequence[str], *, autostart: bool = False
+    make_nodes: Callable[[], Sequence[ManagedNode]], arguments: Sequence[str], *, autostart: bool = False
 ) -> int:
     """Run nodes until SIGINT or SIGTERM.
 
@@ -104,7 +118,7 @@ def run_process(
     try:
         nodes = make_nodes()
     except Pi05Error as error:
-        print(f"policy_node: {error}", file=sys.stderr)
+        print(f"{Path(arguments[0]).name}: {error}", file=sys.stderr)
         rclpy.try_shutdown()
         return 2
     spinning = SpinningNodes(nodes)
@@ -130,7 +144,7 @@ def wait_for_signal() -> None:
         pass
 
 
-def _start(node: PolicyNode) -> None:
+def _start(node: ManagedNode) -> None:
     for transition in ("configure", "activate"):
         if not node.change_state(transition):
             node.get_logger().error(f"autostart ends at {transition}; put it right and call the transition yourself")

@@ -50,6 +50,7 @@ class Player:
         self.counts = Counts()
         self.delay = DelayEstimate()
         self.last_refusal: Reason | None = None
+        self.revision = 0  # of the plan; whoever sends trajectories sends one at each change
         dims = profile.action.dims
         self.stepwise = np.array([dim.name in output.stepwise for dim in dims])
         self.velocity_mode = np.array([dim.control == "velocity" for dim in dims])
@@ -92,7 +93,6 @@ class Player:
         self._stopped_mono = 0.0
         self._requested: float | None = None
         self._asked = -np.inf
-        self.revision = 0
 
     @property
     def state(self) -> State:
