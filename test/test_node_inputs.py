@@ -602,6 +602,12 @@ def test_closing_gives_everything_back(robot: Robot) -> None:
         ({"cameras": {"front": {"slot": "base"}}, "anchor": None}, {}, {}, "front"),
         ({"cameras": {"front": {"slot": None, "topic": "t"}}, "anchor": None}, {}, {}, "camera"),
         ({"cameras": {"front": {"slot": "b", "topic": "t", "optional": True}}}, {}, {}, "anchor"),
+        (
+            {"state": {"sources": {"j": {"topic": "no topic"}}, "dims": [{"name": "a", "unit": "rad"}]}},
+            {},
+            {},
+            "no topic",
+        ),
         ({}, {"anchor": "top"}, {}, "top"),
         ({}, {}, {"front/image": "dependable"}, "dependable"),
         ({}, {}, {"front/image": "reliable,best_effort"}, "reliability"),

@@ -65,8 +65,8 @@ class Inputs:
         callback_group: of the subscriptions.
 
     Raises:
-        ConfigurationError: ``config.inputs`` (no camera, a camera or state dimension without a topic), ``config.sync``,
-            ``config.qos``.
+        ConfigurationError: ``config.inputs`` (no camera, a camera or state dimension without a topic, a topic that cannot
+            be subscribed), ``config.sync``, ``config.qos``.
     """
 
     def __init__(
@@ -107,7 +107,13 @@ class Inputs:
             else:
                 message_type = CompressedImage if self._cameras[name].type == "compressed" else Image
                 callback = self._image_callback(name)
-            subscription = self._subscribe(message_type, topic, callback, profiles[name], callback_group, name)
+            try:
+                subscription = self._subscribe(message_type, topic, callback, profiles[name], callback_group, name)
+            except Exception as error:  # an impossible name; in this process the topic has another type already
+                self._destroy_subscriptions()
+                raise ConfigurationError(
+                    "inputs", f"{name}: topic {topic} cannot be subscribed as {message_type.__name__}: {error}"
+                ) from error
             type_name = f"sensor_msgs/msg/{message_type.__name__}"
             self._subscribed[name] = _Subscribed(subscription, type_name, profiles[name])
         self._jump = self._clock.create_jump_callback(
@@ -193,6 +199,9 @@ class Inputs:
             self._closed = True
             self._changed.notify_all()
         self._jump.unregister()
+        self._destroy_subscriptions()
+
+    def _destroy_subscriptions(self) -> None:
         for subscribed in self._subscribed.values():
             self._node.destroy_subscription(subscribed.subscription)
 
