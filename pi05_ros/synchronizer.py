@@ -16,28 +16,32 @@ Of all consistent sets the one with the newest anchor is given. Between two that
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right
-from collections import deque
+from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from operator import attrgetter
 from typing import Any, Literal
 
 from pi05_ros.errors import ConfigurationError
+from pi05_ros.streams import (
+    NS,
+    CameraInput,
+    CameraStream,
+    Frame,
+    Refusal,
+    Sample,
+    SourceStream,
+    StateInput,
+    Stored,
+    Stream,
+    StreamState,
+    by_stamp,
+    seconds,
+)
 
-Refusal = tuple[str, str]  # a stable code and a sentence
-Field = Literal["position", "velocity", "effort"]
-StreamState = Literal["waiting", "live", "stale", "dead"]
-
-_NS = 1_000_000_000
-_RATE_WINDOW_NS = 2 * _NS
-_RATE_SAMPLES = 256
 # Different lists of joint names on one topic; a publisher that never repeats itself must not fill the memory.
 _MAX_LAYOUTS = 16
 # Between a callback and the thread that takes sets, the order of two clock readings is not certain.
-_CLOCK_SLACK_NS = _NS // 2
-
-_by_stamp = attrgetter("stamp_ns")
+_CLOCK_SLACK_NS = NS // 2
 
 
 @dataclass(frozen=True)
@@ -88,32 +92,6 @@ class SyncSettings:
 
 
 @dataclass(frozen=True)
-class CameraInput:
-    """One camera: its topic (for messages to people) and whether a set may come without it."""
-
-    topic: str
-    optional: bool = False
-
-
-@dataclass(frozen=True)
-class StateInput:
-    """Where one state dimension is read."""
-
-    source: str
-    joint: str
-    field: Field = "position"
-
-
-@dataclass(frozen=True)
-class Frame:
-    """One image as it came: stamp and arrival in ns of the node's clock, and the message."""
-
-    stamp_ns: int
-    receive_ns: int
-    payload: Any
-
-
-@dataclass(frozen=True)
 class SynchronizedSet:
     """Images and joint values that belong together.
 
@@ -157,160 +135,6 @@ class Finding:
     stream: str
 
 
-@dataclass
-class _Stored:
-    """A frame in a buffer; ``partners``: the other cameras that had a frame within the slop of it."""
-
-    stamp_ns: int
-    frame: Frame
-    partners: set[str] = field(default_factory=set)
-
-
-@dataclass(frozen=True)
-class _Sample:
-    """One JointState: the values of its layout's dimensions."""
-
-    stamp_ns: int
-    receive_ns: int
-    values: tuple[float, ...]
-
-
-class _Stream:
-    """What cameras and state sources have in common: counters and the last refusal."""
-
-    def __init__(self, name: str, topic: str, what: str, max_age_ns: int) -> None:
-        self.name = name
-        self.topic = topic
-        self.label = f"{what} {name} ({topic})"
-        self.max_age_ns = max_age_ns
-        self.received = 0
-        self.dropped = 0
-        self.last_error: tuple[str, str] | None = None
-        self.error_ns = 0
-        self.arrivals: deque[int] = deque(maxlen=_RATE_SAMPLES)
-
-    def arrived(self, receive_ns: int) -> None:
-        self.received += 1
-        self.arrivals.append(receive_ns)
-
-    def note(self, code: str, sentence: str, now_ns: int) -> None:
-        self.last_error = (code, sentence)
-        self.error_ns = now_ns
-
-    def drop(self, code: str, sentence: str, now_ns: int) -> Refusal:
-        self.dropped += 1
-        self.note(code, f"{self.label}: {sentence}", now_ns)
-        return code, f"{self.label}: {sentence}"
-
-    def rate_hz(self, now_ns: int) -> float:
-        recent = [arrival for arrival in self.arrivals if arrival > now_ns - _RATE_WINDOW_NS]
-        if len(recent) < 2 or recent[-1] <= recent[0]:
-            return 0.0
-        period = (recent[-1] - recent[0]) / (len(recent) - 1)
-        # A stream that has just stopped slows down instead of keeping its last rate.
-        silence = max(0.0, now_ns - recent[-1] - period)
-        return (len(recent) - 1) * _NS / (recent[-1] - recent[0] + silence)
-
-    def newest(self) -> tuple[int, int] | None:
-        """Stamp and arrival of the newest usable input; of a state source, of the joint that is longest behind."""
-        raise NotImplementedError
-
-    def clear(self) -> None:
-        """Forget every message; counters and the last refusal stay."""
-        raise NotImplementedError
-
-    def state(self, now_ns: int, dead_after_ns: int) -> StreamState:
-        newest = self.newest()
-        if newest is None:
-            return "waiting"
-        if now_ns - newest[1] > max(dead_after_ns, self.max_age_ns):
-            return "dead"
-        return "stale" if now_ns - newest[0] > self.max_age_ns else "live"
-
-
-class _CameraStream(_Stream):
-    def __init__(self, name: str, camera: CameraInput, max_age_ns: int) -> None:
-        super().__init__(name, camera.topic, "camera", max_age_ns)
-        self.optional = camera.optional
-        self.clear()
-
-    def clear(self) -> None:
-        self.buffer: list[_Stored] = []
-        self.accepted: tuple[int, int] | None = None
-        # After a frame was handed back the next ones may be as bad: only those that proved good count as usable.
-        self.suspect = False
-        self.proven: tuple[int, int] | None = None
-        self.reference: Frame | None = None  # the first of a run of equal pictures
-        self.same_for_ns = 0  # how long the run lasts, once it is too long
-        self.arrivals.clear()
-
-    def newest(self) -> tuple[int, int] | None:
-        return self.proven if self.suspect else self.accepted
-
-    def within(self, low_ns: int, high_ns: int) -> list[_Stored]:
-        """Stored frames with low <= stamp <= high."""
-        buffer = self.buffer
-        return buffer[bisect_left(buffer, low_ns, key=_by_stamp) : bisect_right(buffer, high_ns, key=_by_stamp)]
-
-    def nearest(self, stamp_ns: int, slop_ns: int, oldest_ns: int) -> Frame | None:
-        candidates = self.within(max(stamp_ns - slop_ns, oldest_ns), stamp_ns + slop_ns)
-        return min(candidates, key=lambda stored: abs(stored.stamp_ns - stamp_ns)).frame if candidates else None
-
-
-class _Layout:
-    """One list of joint names seen on a source: which state dimensions it carries, and its last messages."""
-
-    def __init__(self, picks: Sequence[tuple[int, Field, int]]) -> None:
-        self.picks = picks  # (state dimension, field, place in the message)
-        self.dimensions = [dimension for dimension, _, _ in picks]
-        self.fields = sorted({name for _, name, _ in picks})
-        self.samples: list[_Sample] = []
-        self.accepted: tuple[int, int] | None = None
-
-    def nearest(self, stamp_ns: int, oldest_ns: int) -> _Sample | None:
-        samples = self.samples
-        first = bisect_left(samples, oldest_ns, key=_by_stamp)
-        after = bisect_left(samples, stamp_ns, lo=first, key=_by_stamp)
-        around = samples[max(first, after - 1) : after + 1]
-        return min(around, key=lambda sample: abs(sample.stamp_ns - stamp_ns)) if around else None
-
-
-class _SourceStream(_Stream):
-    def __init__(self, name: str, topic: str, max_age_ns: int, dims: Mapping[int, StateInput]) -> None:
-        super().__init__(name, topic, "state source", max_age_ns)
-        self.dims = dims
-        self.clear()
-
-    def clear(self) -> None:
-        self.layouts: dict[tuple[str, ...], _Layout] = {}
-        self.arrivals.clear()
-
-    def add_layout(self, names: tuple[str, ...]) -> _Layout:
-        places = {name: place for place, name in enumerate(names)}
-        layout = _Layout([(i, dim.field, places[dim.joint]) for i, dim in self.dims.items() if dim.joint in places])
-        self.layouts[names] = layout
-        return layout
-
-    def newest_of(self, dimension: int) -> tuple[int, int] | None:
-        return max(
-            (layout.accepted for layout in self.layouts.values() if layout.accepted and dimension in layout.dimensions),
-            default=None,
-        )
-
-    def newest(self) -> tuple[int, int] | None:
-        behind: tuple[int, int] | None = None
-        for dimension in self.dims:
-            newest = self.newest_of(dimension)
-            if newest is None:
-                return None
-            behind = newest if behind is None else min(behind, newest)
-        return behind
-
-    def laggard(self) -> str:
-        """The joint that is longest behind, for people."""
-        return min(((self.newest_of(i) or (0, 0)), dim.joint) for i, dim in self.dims.items())[1]
-
-
 class Synchronizer:
     """Keeps the last messages of every input and gives the newest consistent set, each anchor image at most once.
 
@@ -336,17 +160,17 @@ class Synchronizer:
         _check(cameras, sources, state, settings, same_picture)
         self.settings = settings
         ages = {
-            name: round(settings.max_age_by_stream.get(name, settings.max_age_s) * _NS) for name in (*cameras, *sources)
+            name: round(settings.max_age_by_stream.get(name, settings.max_age_s) * NS) for name in (*cameras, *sources)
         }
-        self._slop_ns = round(settings.slop_s * _NS)
-        self._dead_after_ns = round(settings.dead_after_s * _NS)
+        self._slop_ns = round(settings.slop_s * NS)
+        self._dead_after_ns = round(settings.dead_after_s * NS)
         self._same_picture = same_picture if settings.detect_frozen else None
-        self._cameras = {name: _CameraStream(name, camera, ages[name]) for name, camera in cameras.items()}
+        self._cameras = {name: CameraStream(name, camera, ages[name]) for name, camera in cameras.items()}
         self._anchor = self._cameras[settings.anchor or ""]
         self._others = [stream for stream in self._cameras.values() if stream is not self._anchor]
         self._required = {stream.name for stream in self._others if not stream.optional}
         self._sources = {
-            name: _SourceStream(name, topic, ages[name], {i: d for i, d in enumerate(state) if d.source == name})
+            name: SourceStream(name, topic, ages[name], {i: d for i, d in enumerate(state) if d.source == name})
             for name, topic in sources.items()
         }
         self._width = len(state)
@@ -371,15 +195,15 @@ class Synchronizer:
         stamp_ns, refusal = self._enter(stream, stamp_ns, receive_ns)
         if refusal is not None:
             return refusal
-        place = bisect_left(stream.buffer, stamp_ns, key=_by_stamp)
+        place = bisect_left(stream.buffer, stamp_ns, key=by_stamp)
         if place < len(stream.buffer) and stream.buffer[place].stamp_ns == stamp_ns:
-            return stream.drop("input.repeated_stamp", f"stamp {_seconds(stamp_ns)} came before", receive_ns)
+            return stream.drop("input.repeated_stamp", f"stamp {seconds(stamp_ns)} came before", receive_ns)
         stream.accepted = max(stream.accepted or (stamp_ns, receive_ns), (stamp_ns, receive_ns))
         if stamp_ns < receive_ns - stream.max_age_ns:
             return stream.drop("input.late", self._too_old(stream, stamp_ns, receive_ns), receive_ns)
         if self._taken is not None and stamp_ns < self._taken - (0 if stream is self._anchor else self._slop_ns):
-            return stream.drop("input.late", f"stamp {_seconds(stamp_ns)} came after newer ones were used", receive_ns)
-        stored = _Stored(stamp_ns, Frame(stamp_ns, receive_ns, payload))
+            return stream.drop("input.late", f"stamp {seconds(stamp_ns)} came after newer ones were used", receive_ns)
+        stored = Stored(stamp_ns, Frame(stamp_ns, receive_ns, payload))
         stream.buffer.insert(place, stored)
         self._pair(stream, stored)
         self._trim(stream, receive_ns)
@@ -434,16 +258,16 @@ class Synchronizer:
             if not values[name]:
                 return stream.drop("input.malformed", f"{name} of {list(key)} expected, got none", receive_ns)
         samples = layout.samples
-        place = bisect_left(samples, stamp_ns, key=_by_stamp)
+        place = bisect_left(samples, stamp_ns, key=by_stamp)
         if place < len(samples) and samples[place].stamp_ns == stamp_ns:
-            return stream.drop("input.repeated_stamp", f"stamp {_seconds(stamp_ns)} came before", receive_ns)
+            return stream.drop("input.repeated_stamp", f"stamp {seconds(stamp_ns)} came before", receive_ns)
         layout.accepted = max(layout.accepted or (stamp_ns, receive_ns), (stamp_ns, receive_ns))
         oldest_ns = receive_ns - stream.max_age_ns
         if stamp_ns < oldest_ns:
             return stream.drop("input.late", self._too_old(stream, stamp_ns, receive_ns), receive_ns)
         picked = tuple(float(values[name][index]) for _, name, index in layout.picks)
-        samples.insert(place, _Sample(stamp_ns, receive_ns, picked))
-        expired = bisect_left(samples, oldest_ns, key=_by_stamp)
+        samples.insert(place, Sample(stamp_ns, receive_ns, picked))
+        expired = bisect_left(samples, oldest_ns, key=by_stamp)
         del samples[: max(expired, len(samples) - self.settings.joint_depth)]
         return None
 
@@ -520,7 +344,7 @@ class Synchronizer:
             if camera.same_for_ns:
                 return Finding(
                     "input.frozen",
-                    f"{camera.label}: the picture has not changed in a single byte for {_seconds(camera.same_for_ns)}",
+                    f"{camera.label}: the picture has not changed in a single byte for {seconds(camera.same_for_ns)}",
                     camera.name,
                 )
         given_lately = self._taken is not None and now_ns - self._taken <= self._anchor.max_age_ns
@@ -539,7 +363,7 @@ class Synchronizer:
                     topic=stream.topic,
                     state=stream.state(now_ns, self._dead_after_ns),
                     rate_hz=stream.rate_hz(now_ns),
-                    age=-1.0 if newest is None else (now_ns - newest[0]) / _NS,
+                    age=-1.0 if newest is None else (now_ns - newest[0]) / NS,
                     received=stream.received,
                     dropped=stream.dropped,
                     last_error=": ".join(stream.last_error or ()),
@@ -547,7 +371,7 @@ class Synchronizer:
             )
         return reports
 
-    def _enter(self, stream: _Stream, stamp_ns: int, receive_ns: int) -> tuple[int, Refusal | None]:
+    def _enter(self, stream: Stream, stamp_ns: int, receive_ns: int) -> tuple[int, Refusal | None]:
         """Count a message and choose its stamp; the refusal if that cannot be used."""
         self._watch_clock(receive_ns)
         stream.arrived(receive_ns)
@@ -558,19 +382,19 @@ class Synchronizer:
                 "input.zero_stamp",
                 "a header stamp expected, got 0; stamp it in the driver, or set stamp_source to receive", receive_ns,
             )  # fmt: skip
-        if stamp_ns > receive_ns + round(self.settings.future_tolerance_s * _NS):
+        if stamp_ns > receive_ns + round(self.settings.future_tolerance_s * NS):
             return 0, stream.drop(
                 "input.future_stamp",
-                f"stamp {_seconds(stamp_ns)} lies {_seconds(stamp_ns - receive_ns)} ahead of the node's clock "
-                f"{_seconds(receive_ns)}, at most {self.settings.future_tolerance_s:g} s expected; both need the same "
+                f"stamp {seconds(stamp_ns)} lies {seconds(stamp_ns - receive_ns)} ahead of the node's clock "
+                f"{seconds(receive_ns)}, at most {self.settings.future_tolerance_s:g} s expected; both need the same "
                 "clock (use_sim_time, chrony)", receive_ns,
             )  # fmt: skip
         return stamp_ns, None
 
-    def _too_old(self, stream: _Stream, stamp_ns: int, receive_ns: int) -> str:
+    def _too_old(self, stream: Stream, stamp_ns: int, receive_ns: int) -> str:
         return (
-            f"stamp {_seconds(stamp_ns)} was {_seconds(receive_ns - stamp_ns)} old on arrival, "
-            f"at most {_seconds(stream.max_age_ns)} expected; a slow link, or a clock that is behind the node's"
+            f"stamp {seconds(stamp_ns)} was {seconds(receive_ns - stamp_ns)} old on arrival, "
+            f"at most {seconds(stream.max_age_ns)} expected; a slow link, or a clock that is behind the node's"
         )
 
     def _watch_clock(self, now_ns: int) -> None:
@@ -578,7 +402,7 @@ class Synchronizer:
             self.clock_jumped(now_ns)
         self._clock_ns = max(self._clock_ns, now_ns)
 
-    def _pair(self, stream: _CameraStream, stored: _Stored) -> None:
+    def _pair(self, stream: CameraStream, stored: Stored) -> None:
         """Note who has a frame within the slop of whom, so that frames without partners can be counted."""
         low_ns, high_ns = stored.stamp_ns - self._slop_ns, stored.stamp_ns + self._slop_ns
         for other in self._others if stream is self._anchor else [self._anchor]:
@@ -586,12 +410,12 @@ class Synchronizer:
                 partner.partners.add(stream.name)
                 stored.partners.add(other.name)
 
-    def _trim(self, stream: _CameraStream, now_ns: int) -> None:
+    def _trim(self, stream: CameraStream, now_ns: int) -> None:
         """Forget frames that are too old, superseded by the set before the last one, or too many."""
         oldest_ns = now_ns - stream.max_age_ns
         if self._taken_before is not None:
             oldest_ns = max(oldest_ns, self._taken_before - self._slop_ns)
-        gone = bisect_left(stream.buffer, oldest_ns, key=_by_stamp)
+        gone = bisect_left(stream.buffer, oldest_ns, key=by_stamp)
         gone = max(gone, len(stream.buffer) - self.settings.image_depth)
         needed = self._required if stream is self._anchor else {self._anchor.name}
         for stored in stream.buffer[:gone]:
@@ -600,7 +424,7 @@ class Synchronizer:
                 stream.drop(
                     "input.unsynchronised",
                     f"no image of {sorted(alone)} came within {self.settings.slop_s:g} s of stamp "
-                    f"{_seconds(stored.stamp_ns)}", now_ns,
+                    f"{seconds(stored.stamp_ns)}", now_ns,
                 )  # fmt: skip
         del stream.buffer[:gone]
 
@@ -629,7 +453,7 @@ class Synchronizer:
         return chosen
 
     def _with_state(self, anchor: Frame, images: dict[str, Frame], now_ns: int) -> SynchronizedSet | None:
-        best: dict[int, tuple[_Sample, float]] = {}
+        best: dict[int, tuple[Sample, float]] = {}
         stamps = {name: frame.stamp_ns for name, frame in images.items()}
         receive_ns = max(frame.receive_ns for frame in images.values())
         for name, source in self._sources.items():
@@ -667,30 +491,30 @@ class Synchronizer:
             stream.reference, stream.same_for_ns = frame, 0
             return False
         same_for_ns = frame.stamp_ns - reference.stamp_ns
-        if same_for_ns < round(self.settings.frozen_after_s * _NS):
+        if same_for_ns < round(self.settings.frozen_after_s * NS):
             return False
         if not stream.same_for_ns:
             stream.note("input.frozen", f"{stream.label}: the picture does not change in a single byte", now_ns)
         stream.same_for_ns = same_for_ns
         return True
 
-    def _finding(self, stream: _Stream, now_ns: int) -> Finding | None:
+    def _finding(self, stream: Stream, now_ns: int) -> Finding | None:
         state, newest = stream.state(now_ns, self._dead_after_ns), stream.newest()
         if state == "live":
             return None
         if newest is not None:
             what = f"{stream.label}: "
-            if isinstance(stream, _SourceStream) and len(stream.layouts) > 1:
+            if isinstance(stream, SourceStream) and len(stream.layouts) > 1:
                 what += f"joint {stream.laggard()}: "
             if state == "dead":
-                what += f"nothing usable came for {_seconds(now_ns - newest[1])}"
+                what += f"nothing usable came for {seconds(now_ns - newest[1])}"
             else:
-                what += f"the newest stamp is {_seconds(now_ns - newest[0])} old"
-            what += f", at most {_seconds(self._dead_after_ns if state == 'dead' else stream.max_age_ns)} expected"
+                what += f"the newest stamp is {seconds(now_ns - newest[0])} old"
+            what += f", at most {seconds(self._dead_after_ns if state == 'dead' else stream.max_age_ns)} expected"
             if stream.last_error is not None and stream.error_ns > newest[1]:
                 what += f"; last refusal: {': '.join(stream.last_error)}"
             return Finding(f"input.{state}", what, stream.name)
-        if isinstance(stream, _SourceStream) and stream.layouts:
+        if isinstance(stream, SourceStream) and stream.layouts:
             missing = [dim.joint for i, dim in stream.dims.items() if stream.newest_of(i) is None]
             came = sorted({name for names in stream.layouts for name in names})
             if not set(missing) & set(came):
@@ -718,7 +542,7 @@ class Synchronizer:
                 got = (
                     "none is there"
                     if offset is None
-                    else f"the nearest is {_seconds(abs(offset))} {'after' if offset > 0 else 'before'} it"
+                    else f"the nearest is {seconds(abs(offset))} {'after' if offset > 0 else 'before'} it"
                 )
                 return Finding(
                     "input.unsynchronised",
@@ -756,7 +580,3 @@ def _check(
         raise ConfigurationError("sync", f"state: read from {sorted(read)}, and the sources are {sorted(sources)}")
     if settings.detect_frozen and same_picture is None:
         raise ConfigurationError("sync", "detect_frozen: a comparison of pictures expected, got none")
-
-
-def _seconds(duration_ns: int) -> str:
-    return f"{duration_ns / _NS:.3f} s"

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from pi05_ros.errors import ConfigurationError
-from pi05_ros.synchronizer import CameraInput, StateInput, StreamReport, SynchronizedSet, Synchronizer, SyncSettings
+from pi05_ros.streams import CameraInput, StateInput
+from pi05_ros.synchronizer import StreamReport, SynchronizedSet, Synchronizer, SyncSettings
 
 MS = 1_000_000
 S = 1000 * MS

@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pi05_ros.synchronizer import CameraInput, StateInput, SynchronizedSet, Synchronizer, SyncSettings
+from pi05_ros.streams import CameraInput, StateInput
+from pi05_ros.synchronizer import SynchronizedSet, Synchronizer, SyncSettings
 
 MS = 1_000_000
 START_MS = 100_000

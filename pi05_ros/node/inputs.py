@@ -24,15 +24,8 @@ from pi05_ros.node import qos
 from pi05_ros.node.images import to_rgb
 from pi05_ros.observation import Observation
 from pi05_ros.profile import Profile
-from pi05_ros.synchronizer import (
-    CameraInput,
-    Refusal,
-    StateInput,
-    StreamReport,
-    SynchronizedSet,
-    Synchronizer,
-    SyncSettings,
-)
+from pi05_ros.streams import CameraInput, Refusal, StateInput
+from pi05_ros.synchronizer import StreamReport, SynchronizedSet, Synchronizer, SyncSettings
 
 _LOG_PERIOD_S = 5.0
 _GRAPH_PERIOD_S = 1.0
@@ -65,8 +58,8 @@ class Inputs:
         callback_group: of the subscriptions.
 
     Raises:
-        ConfigurationError: ``config.inputs`` (no camera, a camera or state dimension without a topic, a topic that cannot
-            be subscribed), ``config.sync``, ``config.qos``.
+        ConfigurationError: ``config.inputs`` (no camera, a camera or state dimension without a topic, a topic
+            that cannot be subscribed), ``config.sync``, ``config.qos``.
     """
 
     def __init__(
