@@ -12,6 +12,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import websockets
 import websockets.sync.client
 
 from pi05_ros.chunk import ActionChunk
@@ -210,13 +211,19 @@ def http(
         connection.close()
 
 
-def websocket(server: Server, path: str = "/", **options: Any) -> websockets.sync.client.ClientConnection:
+@contextmanager
+def websocket(server: Server, path: str = "/", **options: Any) -> Iterator[Any]:
     """A websocket as openpi-client opens it; the metadata frame has been read."""
-    connection = bare_websocket(server, path, **options)
-    connection.metadata = unpackb(connection.recv(timeout=10))
-    return connection
-
-
-def bare_websocket(server: Server, path: str = "/", **options: Any) -> websockets.sync.client.ClientConnection:
     url = server.url.replace("http", "ws", 1) + path
-    return websockets.sync.client.connect(url, compression=None, max_size=None, proxy=None, **options)
+    with websockets.sync.client.connect(url, compression=None, max_size=None, proxy=None, **options) as connection:
+        connection.metadata = unpackb(connection.recv(timeout=10))
+        yield connection
+
+
+def refused_status(server: Server, path: str, **options: Any) -> int:
+    """The status that a websocket handshake is refused with."""
+    try:
+        with websocket(server, path, **options):
+            return 101
+    except websockets.InvalidStatus as error:
+        return error.response.status_code

@@ -228,7 +228,8 @@ def test_a_generation_request_is_read() -> None:
         generation(
             id="abc",
             model="lerobot/pi05_base",
-            parameters={"num_inference_steps": 5, "action_horizon": 3, "action_dim": 32, "seed": 2**64 - 1, "num_candidates": 2},
+            parameters={"num_inference_steps": 5, "action_horizon": 3, "action_dim": 32, "seed": 2**64 - 1}
+            | {"num_candidates": 2},
             runtime={"timeout_ms": 250, "prefix_cache": False, "response_format": "raw", "return_timing": False},
         )
     )  # fmt: skip
