@@ -37,14 +37,18 @@ def cast_model(model: nn.Module, dtype: torch.dtype) -> nn.Module:
 
 
 def resolve_dtype(word: str, device: torch.device | str) -> torch.dtype:
-    """``auto`` is float32 on a CPU (which has no fast bfloat16) and bfloat16 elsewhere.
+    """``auto`` is float32 on a CPU (which has no fast bfloat16) and bfloat16 on CUDA.
 
     Raises:
-        ConfigurationError: ``config.dtype``.
+        ConfigurationError: ``config.dtype`` for another word, or ``auto`` on another kind of device.
     """
     known = {"bfloat16": torch.bfloat16, "float32": torch.float32}
     if word == "auto":
-        return torch.float32 if torch.device(device).type == "cpu" else torch.bfloat16
+        automatic = {"cpu": torch.float32, "cuda": torch.bfloat16}
+        kind = torch.device(device).type
+        if kind not in automatic:
+            raise ConfigurationError("dtype", f"dtype auto is known on cpu and cuda, the device is {kind}; say which")
+        return automatic[kind]
     if word not in known:
         raise ConfigurationError("dtype", f"dtype: auto, bfloat16 or float32 expected, got {word!r}")
     return known[word]
