@@ -9,7 +9,12 @@ from collections.abc import Iterator
 
 import pytest
 import ros_helpers
+from rclpy.parameter import Parameter
 from ros_helpers import COMMAND, Graph, Process, stand_in_robot, stub_node
+from stub_policy import load_stub
+
+from pi05_ros.node import policy_node
+from pi05_ros.node.process import SpinningNodes
 
 
 @pytest.fixture
@@ -156,6 +161,28 @@ def test_cleanup_waits_for_the_running_inference(graph: Graph) -> None:
         assert graph.change_state("deactivate")
         assert graph.change_state("cleanup")
         assert graph.state() == "unconfigured"
+
+
+def test_a_model_that_never_comes_back_ends_finalized(graph: Graph, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(policy_node, "_INFERENCE_END_S", 0.3)
+    monkeypatch.setenv("STUB_INFER_S", "20")
+    given = {"checkpoint": "stub", "profile": "demo", "trigger": "continuous"}
+    overrides = [Parameter(name, value=value) for name, value in given.items()]
+    node = policy_node.PolicyNode(load_stub, parameter_overrides=overrides, context=graph.context)
+    spinning = SpinningNodes([node], graph.context)
+    try:
+        with stand_in_robot():
+            status = graph.status()
+            assert graph.change_state("configure")
+            assert graph.change_state("activate")
+            status.wait_for(lambda s: s.reason.startswith("inference.running"))
+            assert graph.change_state("deactivate")
+            # Its weights must not be pulled away from under it, so the node cannot come back to unconfigured.
+            assert not graph.change_state("cleanup")
+            assert graph.state() == "finalized"
+            status.wait_for(lambda s: s.state == "finalized" and s.reason.startswith("engine.hung"))
+    finally:
+        spinning.close()
 
 
 @pytest.mark.parametrize(

@@ -184,7 +184,7 @@ def test_status_and_diagnostics_of_a_healthy_node(graph: Graph) -> None:
         assert good.checkpoint_id == "stub"
         assert good.profile == "demo"
         assert good.chunk_rate_hz == pytest.approx(10, rel=0.1)
-        assert list(good.stage_names) == ["stub", "total"]
+        assert list(good.stage_names) == ["wait", "stub", "total"]
         assert all(p50 <= p95 for p50, p95 in zip(good.stage_p50_ms, good.stage_p95_ms, strict=True))
         assert [s.name for s in good.streams] == ["base", "left_wrist", "right_wrist", "joints"]
         assert {s.state for s in good.streams} == {"live"}

@@ -41,18 +41,32 @@ class RunsPolicy(Protocol):
 
 
 class GivesObservations(Protocol):
-    """What this thread needs of `pi05_ros.node.inputs.Inputs`."""
+    """What this thread needs of `pi05_ros.node.inputs.Inputs`.
+
+    ``newest_receive_ns``: when the last input of the observation last taken arrived (node's clock).
+    """
+
+    newest_receive_ns: int | None
 
     def take(self, now_ns: int) -> Observation | None:
         """The newest consistent observation, each at most once."""
         ...
 
-    def wait(self, timeout_s: float) -> bool: ...
+    def wait(self, timeout_s: float) -> bool:
+        """Until something came, or the time is over."""
+        ...
 
 
 @dataclass(frozen=True)
 class Answer:
-    """A chunk on its way out: its number in this activation, and when its inference began (node's clock)."""
+    """A chunk on its way out.
+
+    Attributes:
+        index: its number in this activation.
+        started_ns: when its inference began (node's clock).
+        stage_ms: ``wait``, from the arrival of the last input to that moment; the policy's own stages; and ``total``,
+            from that moment until the chunk was ready.
+    """
 
     chunk: ActionChunk
     index: int
@@ -229,6 +243,7 @@ class Inference:
             self._expire_request(settings)
             self._inputs.wait(_INPUT_WAIT_S)
             return
+        arrived_ns = self._inputs.newest_receive_ns
         with self._gate:
             if self._activation != activation:
                 return
@@ -245,7 +260,8 @@ class Inference:
             with self._gate:
                 self._busy_since = None
         total = (time.perf_counter() - started) * 1e3
-        self._send(activation, Answer(chunk, index, started_ns, {**chunk.timings_ms, "total": total}))
+        waited = 0.0 if arrived_ns is None else max(0.0, (started_ns - arrived_ns) / 1e6)
+        self._send(activation, Answer(chunk, index, started_ns, {"wait": waited, **chunk.timings_ms, "total": total}))
 
     def _send(self, activation: int, answer: Answer) -> None:
         with self._gate:

@@ -116,6 +116,7 @@ class PolicyNode(LifecycleNodeMixin, Node):
         # Reentrant: a waiting transition must not lock out get_state.
         LifecycleNodeMixin.__init__(self, callback_group=ReentrantCallbackGroup())
         self._load_policy = load_policy or _load_policy
+        self._last_state = ""  # of a destroyed node, whose state machine must not be asked any more
         self._transition_lock = threading.Lock()
         self._transition_since: float | None = None
         self._transition_error: Reason | None = None
@@ -158,7 +159,7 @@ class PolicyNode(LifecycleNodeMixin, Node):
     @property
     def state(self) -> str:
         """Label of the lifecycle state: unconfigured, configuring, inactive, ..."""
-        return str(self._state_machine.current_state[1])
+        return self._last_state or str(self._state_machine.current_state[1])
 
     def change_state(self, transition: str) -> bool:
         """Run a transition by label (configure, activate, deactivate, cleanup, shutdown); True when it succeeded.
@@ -182,7 +183,11 @@ class PolicyNode(LifecycleNodeMixin, Node):
 
     def destroy(self) -> None:
         """Destroy both nodes; no executor may be spinning them."""
+        self._last_state = self.state
         self.inputs_node.destroy_node()
+        # rclpy leaves the state machine, which owns the lifecycle services, to the garbage collector: until then they
+        # would be in the graph and swallow the requests meant for another node of this name.
+        self._state_machine.destroy_when_not_in_use()
         self.destroy_node()
 
     # Transitions
