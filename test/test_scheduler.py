@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from serving_stubs import StubPolicy, observation
 
-from pi05_ros.engine.scheduler import Scheduler, Served, Ticket, Work
+from pi05_ros.engine.scheduler import ControlLoop, Scheduler, Served, Ticket, Work
 from pi05_ros.errors import ActionError, RequestError
 
 
@@ -225,6 +225,43 @@ def test_an_observer_sees_every_request_and_cannot_break_anything(make) -> None:
         submit(scheduler, -1.0).result(5)
     assert [one.answer is not None for one in seen] == [True, False]
     assert isinstance(seen[1].error, RuntimeError)
+
+
+def test_the_control_loop_calls_it_like_a_policy(make) -> None:
+    scheduler, gate = make()
+    assert ControlLoop(scheduler).infer(observation(7.0), seed=3, num_steps=5).denoise_steps == 5
+    gate.hold(scheduler)
+    with pytest.raises(RequestError) as caught:
+        ControlLoop(scheduler, timeout_s=0.05).infer(observation(8.0))
+    assert caught.value.code == "request.deadline"
+    gate.open.set()
+    assert ControlLoop(scheduler, timeout_s=5.0).infer(observation(9.0)).actions[0, 0] == 9.0
+    assert [8.0] not in gate.policy.groups
+
+
+def test_idle_moments_are_used_and_requests_come_first() -> None:
+    scheduler = Scheduler()
+    done: list[float] = []
+
+    def idle() -> bool:
+        done.append(time.monotonic())
+        if len(done) == 3:
+            raise ValueError("capture failed")
+        return len(done) < 2
+
+    scheduler.start()
+    scheduler.activate(StubPolicy(), idle)
+    for _ in range(10):
+        submit(scheduler, 1.0).result(5)
+        time.sleep(0.05)
+    assert not done
+    time.sleep(0.7)
+    assert len(done) == 2  # it said that nothing was left
+    submit(scheduler, 1.0).result(5)
+    time.sleep(0.4)
+    assert len(done) == 3
+    submit(scheduler, 1.0).result(5)
+    assert scheduler.stop(5.0)
 
 
 def test_nothing_is_lost_or_mixed_under_many_threads(make) -> None:

@@ -47,7 +47,7 @@ def test_each_spelling_of_the_key_opens() -> None:
 
 
 @pytest.mark.parametrize(
-    "host", ["localhost", "localhost:1234", "127.0.0.1", "127.8.9.1:80", "[::1]:8000", "robot.lan"]
+    "host", ["localhost", "localhost:1234", "127.0.0.1", "127.8.9.1:80", "[::1]:8000", "0.0.0.0:8000", "robot.lan"]
 )
 def test_hosts_that_are_taken(host: str) -> None:
     with serving(allowed_hosts=("robot.lan",)) as server:

@@ -12,22 +12,28 @@ import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from concurrent.futures import Future, InvalidStateError
+from concurrent.futures import TimeoutError as FutureTimeout
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Protocol
 
+import numpy as np
+
 from pi05_ros.chunk import ActionChunk
+from pi05_ros.engine.engine import InferenceOptions
 from pi05_ros.errors import RequestError
 from pi05_ros.observation import Observation
 
 _logger = logging.getLogger(__name__)
+_IDLE_AFTER_S = 0.25
 
 
 class RunsPolicy(Protocol):
     """What the scheduler needs of `pi05_ros.policy.Policy`; see there for the meaning."""
 
-    def prepare(self, observation: Observation, **how: Any) -> Any: ...
+    @property
+    def prepare(self) -> Callable[..., Any]: ...
 
     def run(self, members: Sequence[Any], options: Sequence[Any]) -> Sequence[Any]: ...
 
@@ -127,6 +133,8 @@ class Scheduler:
         self._policy: RunsPolicy | None = None
         self._reason = "the policy is not loaded yet"
         self._activation = 0
+        self._when_idle: Callable[[], bool] | None = None
+        self._idle: Callable[[], bool] | None = None
         self._stopping = False
         self._thread = threading.Thread(target=self._loop, name="pi05_inference", daemon=True)
 
@@ -165,11 +173,18 @@ class Scheduler:
             self._thread.join(timeout)
         return not self._thread.is_alive()
 
-    def activate(self, policy: RunsPolicy) -> None:
-        """Take requests from now on and answer them with ``policy``."""
+    def activate(self, policy: RunsPolicy, idle: Callable[[], bool] | None = None) -> None:
+        """Take requests from now on and answer them with ``policy``.
+
+        Args:
+            idle: called on the inference thread when nothing has come for a quarter of a second, and again for as long
+                as it returns True (`Engine.capture_pending`). A request that comes meanwhile waits for it.
+        """
         with self._changed:
             self._policy = policy
             self._activation += 1
+            self._when_idle = self._idle = idle
+            self._changed.notify_all()
 
     def deactivate(self, reason: str) -> None:
         """Refuse what waits and what comes; the answer of a pass that is running is thrown away."""
@@ -257,7 +272,9 @@ class Scheduler:
                 if self._calls:
                     return partial(self._run_call, *self._calls.popleft())
                 if not self._queues or self._policy is None:
-                    self._changed.wait()
+                    idle = self._idle if self._policy is not None else None
+                    if not self._changed.wait(None if idle is None else _IDLE_AFTER_S) and idle is not None:
+                        return partial(self._run_idle, idle)
                     continue
                 group = self._gather()
                 patience = group[0].submitted + self.max_wait_ms / 1e3 - time.monotonic()
@@ -314,6 +331,15 @@ class Scheduler:
             self._drop(ticket)  # takes the lock again: a Condition's own lock is re-entrant
         return expired
 
+    def _run_idle(self, function: Callable[[], bool]) -> None:
+        try:
+            more = function()
+        except Exception:
+            _logger.exception("work for idle moments failed and is not tried again before the next request")
+            more = False
+        if not more:
+            self._idle = None
+
     @staticmethod
     def _run_call(function: Callable[[], Any], future: Future[Any]) -> None:
         if not future.set_running_or_notify_cancel():
@@ -327,6 +353,7 @@ class Scheduler:
 
     def _run_group(self, tickets: list[Ticket], policy: RunsPolicy, activation: int) -> None:
         started = time.monotonic()
+        self._idle = self._when_idle
         members: list[tuple[Ticket, Any]] = []
         for ticket in tickets:
             if ticket.future.cancelled():
@@ -383,6 +410,39 @@ class Scheduler:
             self.observer(served)
         except Exception:
             _logger.exception("the scheduler's observer failed")
+
+
+class ControlLoop:
+    """The policy as the robot's control loop calls it: `Policy.infer`, through the scheduler, ahead of all others.
+
+    Args:
+        timeout_s: for one answer; ``None`` waits as long as the scheduler runs.
+    """
+
+    def __init__(self, scheduler: Scheduler, timeout_s: float | None = None) -> None:
+        self._scheduler = scheduler
+        self._timeout_s = timeout_s
+
+    def infer(
+        self,
+        observation: Observation,
+        noise: np.ndarray | None = None,
+        seed: int | None = None,
+        num_steps: int | None = None,
+    ) -> ActionChunk:
+        """See `pi05_ros.policy.Policy.infer`.
+
+        Raises:
+            RequestError: ``request.inactive`` or ``request.deadline``.
+        """
+        deadline = None if self._timeout_s is None else time.monotonic() + self._timeout_s
+        options = InferenceOptions(noise=noise, seed=seed, num_steps=num_steps)
+        ticket = self._scheduler.submit(Work(observation, options, source=self, control=True, deadline=deadline))
+        try:
+            return ticket.result(self._timeout_s).chunk
+        except FutureTimeout:
+            ticket.cancel()
+            raise deadline_error() from None
 
 
 def deadline_error() -> RequestError:

@@ -10,6 +10,7 @@ import threading
 from collections.abc import Mapping
 from concurrent.futures import Future
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 from aiohttp import web
@@ -40,7 +41,6 @@ class Server:
 
     def __init__(self, facts: PolicyFacts, scheduler: Scheduler, settings: ServerSettings) -> None:
         self.settings = settings
-        self._facts = facts
         self._scheduler = scheduler
         self._desk = Desk(facts, scheduler, settings)
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -104,9 +104,13 @@ class Server:
         self._desk.board.ages_s = dict(ages_s)
         self._desk.metrics.set_ages(ages_s)
 
+    def describe_engine(self, *, prefix_cache: bool, cuda_graph: bool) -> None:
+        """Tell metadata what the engine has, once it is loaded; from any thread."""
+        self._desk.facts = replace(self._desk.facts, prefix_cache=prefix_cache, cuda_graph=cuda_graph)
+
     def metadata(self) -> dict[str, Any]:
         """``action.metadata`` as every door sends it."""
-        return self._facts.metadata(max_group=self._scheduler.max_group)
+        return self._desk.facts.metadata(max_group=self._scheduler.max_group)
 
     def _tls(self) -> ssl.SSLContext | None:
         if self.settings.tls_certificate is None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Annotated, Any, Literal, TypeVar
 
 import numpy as np
@@ -223,27 +223,26 @@ class RequestReader:
             noise = read_numbers(noise, "noise").astype(np.float32)
             if num_candidates > 1:
                 raise ObservationError("noise", "noise fixes one candidate; num_candidates > 1 needs a seed instead")
-        extra = {
-            name: value
-            for name, value in (("prefix_cache", prefix_cache), ("cuda_graph", cuda_graph))
-            if value != "auto" and name in _OPTION_NAMES
+        shared: dict[str, Any] = {
+            "noise": noise,
+            "num_steps": steps,
+            "horizon": horizon,
+            "prefix_cache": prefix_cache,
+            "cuda_graph": cuda_graph,
         }
         # Candidate 0 is what one candidate would be; the others take the following seeds.
         seeds = [seed if seed is None else (seed + index) % 2**64 for index in range(num_candidates)]
         return Ask(
             observation=observation,
-            options=tuple(InferenceOptions(noise=noise, seed=one, num_steps=steps, **extra) for one in seeds),
+            options=tuple(InferenceOptions(seed=one, **shared) for one in seeds),
             how=how,
-            group=(steps, prefix_cache, cuda_graph),
+            group=(steps, horizon, prefix_cache, cuda_graph),
             horizon=facts.horizon if horizon is None else horizon,
             request_id=request_id,
             timeout_s=None if timeout_ms is None else timeout_ms / 1e3,
             prefix_cache=prefix_cache,
             **reply,
         )
-
-
-_OPTION_NAMES = frozenset(option.name for option in fields(InferenceOptions))
 
 
 def _validate(model: type[Model], body: Mapping[str, Any]) -> Model:

@@ -95,7 +95,12 @@ class Doorkeeper:
         if address is None:
             return False
         local = None if request.transport is None else request.transport.get_extra_info("sockname")
-        return address.is_loopback or (isinstance(local, tuple) and address == _address(local[0]))
+        # 0.0.0.0 is what OpenPI's client connects to unless told otherwise; it is this machine.
+        return (
+            address.is_loopback
+            or address.is_unspecified
+            or (isinstance(local, tuple) and address == _address(local[0]))
+        )
 
 
 def _host_name(header: str) -> str:
