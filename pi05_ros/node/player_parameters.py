@@ -45,10 +45,11 @@ SPECS: tuple[ParameterSpec, ...] = (
     ParameterSpec(
         "handover", _DEFAULTS.handover, "while unconfigured",
         "How a new chunk takes over: at once (replace), gradually (blend), as the mean of all chunks that speak about "
-        "an instant (ensemble), or at once from a policy that conditions each chunk on the last (rtc).",
+        "an instant (ensemble), or nearly at once from a policy that binds each chunk to the last (rtc).",
         choices=HANDOVERS,
     ),
     _seconds("blend_s", "How long `blend` passes from one chunk to the next (seconds).", maximum=10.0),
+    _seconds("rtc_blend_s", "How long `rtc` takes up what guidance has left of the difference (seconds).", maximum=10.0),
     ParameterSpec(
         "ensemble_decay", _DEFAULTS.ensemble_decay, "while unconfigured",
         "Exponent of `ensemble`: the i-th oldest chunk weighs exp(-decay * i).", minimum=0.0, maximum=10.0,

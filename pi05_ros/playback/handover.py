@@ -1,8 +1,8 @@
 """How a new chunk takes over from what is being executed.
 
-``replace`` and ``rtc`` follow the new chunk from the moment it is there (with real-time chunking the policy has already
-made its beginning agree with the last one); ``blend`` passes over gradually; ``ensemble`` averages all chunks that
-speak about an instant, as ACT does (Zhao et al. 2023, section IV-B).
+``replace`` follows the new chunk from the moment it is there; ``blend`` passes over gradually; ``ensemble`` averages
+all chunks that speak about an instant, as ACT does (Zhao et al. 2023, section IV-B); with ``rtc`` the policy has already
+made the chunk's beginning agree with the last one, and a short blend takes up what is left of the difference.
 """
 
 from __future__ import annotations

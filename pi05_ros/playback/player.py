@@ -365,8 +365,9 @@ class Player:
         if self._state == "ramping" and left_s > 0.0:
             # The ramp goes on towards the new chunk, from where it has come to.
             plan = blend(old, new, now_ns, left_s)
-        elif settings.handover == "blend":
-            plan = blend(old, new, now_ns, min(settings.blend_s, max((old.end_ns - now_ns) / NS, 0.0)))
+        elif settings.handover in ("blend", "rtc"):
+            window_s = settings.blend_s if settings.handover == "blend" else settings.rtc_blend_s
+            plan = blend(old, new, now_ns, min(window_s, max((old.end_ns - now_ns) / NS, 0.0)))
         elif settings.handover == "ensemble":
             plan = ensemble(self._chunks, self.stepwise, now_ns, settings.ensemble_decay)
         else:

@@ -21,6 +21,7 @@ class PlayerSettings:
 
     Attributes:
         blend_s: how long `blend` passes from one chunk to the next.
+        rtc_blend_s: the same for `rtc`: guidance leaves a small difference between the two chunks.
         ensemble_decay: the exponent of `ensemble`; 0 weighs all chunks alike.
         when_late: what happens when no chunk follows: hold the last command, come to rest over ``decelerate_s``, or
             stop for good.
@@ -38,6 +39,7 @@ class PlayerSettings:
 
     handover: Handover = "blend"
     blend_s: float = 0.2
+    rtc_blend_s: float = 0.1
     ensemble_decay: float = 0.01
     when_late: WhenLate = "decelerate"
     decelerate_s: float = 0.3
