@@ -21,6 +21,21 @@ ENVIRONMENT = Path(sys.executable).parent.parent  # not sys.prefix, which isolat
 BUILD = HERE / "build" / f"pip-{sys.implementation.cache_tag}"
 
 
+def generators_path(prefixes: list[str]) -> str:
+    """PYTHONPATH for the generators: pip's isolated builds put one in its place that hides all but setuptools."""
+    inherited = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    kept = [path for path in inherited if path and "pip-build-env-" not in path]
+    python = f"python{sys.version_info.major}.{sys.version_info.minor}"
+    for prefix in map(Path, prefixes):
+        for packages in (
+            prefix / "lib" / python / "site-packages",
+            prefix / "local" / "lib" / python / "dist-packages",
+        ):
+            if prefix != ENVIRONMENT and packages.is_dir() and str(packages) not in kept:
+                kept.append(str(packages))
+    return os.pathsep.join(kept)
+
+
 class BuildMessages(build_ext):
     """Stands in for the compiler run of one extension: the generated messages and their type support."""
 
@@ -42,7 +57,10 @@ class BuildMessages(build_ext):
                 f"no ROS 2 found: rosidl_default_generators was expected under share/ of {', '.join(prefixes)}; "
                 "source a ROS 2 distribution (Jazzy or Kilted) or `pip install -r requirements/ros-kilted.txt` first"
             )
-        environment = dict(os.environ, AMENT_PREFIX_PATH=os.pathsep.join(prefixes))
+        environment = dict(
+            os.environ, AMENT_PREFIX_PATH=os.pathsep.join(prefixes), PYTHONPATH=generators_path(prefixes)
+        )
+        environment.pop("PYTHONNOUSERSITE", None)
         stage = BUILD / "stage"
         shutil.rmtree(stage, ignore_errors=True)
         configure = [
@@ -57,9 +75,6 @@ class BuildMessages(build_ext):
             "-DCMAKE_INSTALL_RPATH=$ORIGIN;$ORIGIN/../../..",
         ]  # fmt: skip
         if wheels:
-            # An isolated build hides the environment's own packages behind these; the generators are among them.
-            for variable in ("PYTHONPATH", "PYTHONNOUSERSITE"):
-                environment.pop(variable, None)
             environment["PATH"] = os.pathsep.join([str(ENVIRONMENT / "bin"), environment.get("PATH", "")])
             configure.append(f"-DCMAKE_PROJECT_INCLUDE={HERE / 'resource' / 'pip_ros.cmake'}")
         for command in (
