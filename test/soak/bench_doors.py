@@ -91,7 +91,7 @@ def start(target: Callable[..., None], seconds: float) -> tuple[Any, str]:
 
 def message() -> bytes:
     picture = np.random.default_rng(0).integers(0, 255, (3, 224, 224), np.uint8)
-    images = {name: picture for name in ("cam_high", "cam_left_wrist", "cam_right_wrist")}
+    images = dict.fromkeys(("cam_high", "cam_left_wrist", "cam_right_wrist"), picture)
     return packb({"images": images, "state": np.zeros(14, np.float32), "prompt": "fold the towel"})
 
 

@@ -79,7 +79,7 @@ function showLatency(latency, chunk) {
   from = Math.max(0, from - 1);
   to = Math.min(latency.counts.length, Math.max(to + 1, from + 6));
   const counts = latency.counts.slice(from, to), most = Math.max(...counts, 1), width = 100 / counts.length;
-  const svg = shape("svg", {viewBox: "0 0 100 30", role: "img", "aria-label": "latency histogram"});
+  const svg = shape("svg", {viewBox: "0 0 100 30", preserveAspectRatio: "xMinYMid", role: "img", "aria-label": "latency histogram"});
   counts.forEach((count, index) => {
     const height = 22 * count / most, edge = latency.edges_ms[from + index];
     svg.append(shape("rect", {x: index * width + 0.4, y: 25 - height, width: width - 0.8, height}));
