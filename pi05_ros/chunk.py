@@ -23,6 +23,7 @@ class ActionChunk:
         timings_ms: stage name -> milliseconds, in the order of the stages.
         guard_flags: codes of what the guard noticed; empty for a clean chunk.
         clamp_count: values clamped to the profile's limits.
+        rtc_delay: rows bound to the last chunk by real-time chunking; ``None`` where nothing was continued.
     """
 
     actions: np.ndarray
@@ -42,6 +43,7 @@ class ActionChunk:
     cache_hit: bool = False
     guard_flags: tuple[str, ...] = ()
     clamp_count: int = 0
+    rtc_delay: int | None = None
 
     @property
     def horizon(self) -> int:

@@ -98,6 +98,7 @@ class ChunkPlayer(LifecycleNode):
         self._outputs: list[_Output] = []
         self._inputs: list[Any] = []
         self._request: Any = None
+        self._policy_reset: Any = None
         self._transition_error = ""
         self._stop_pressed = False
         self._stop_heard: float | None = None
@@ -244,6 +245,7 @@ class ChunkPlayer(LifecycleNode):
                 for name, source in profile.state.sources.items()
             ),
         ]
+        self._policy_reset = self.create_publisher(Empty, f"{policy}/reset", qos.COMMAND)
         if settings.request_chunks:
             self._request = self.create_publisher(Empty, f"{policy}/request", qos.COMMAND)
 
@@ -278,9 +280,10 @@ class ChunkPlayer(LifecycleNode):
             self.inputs_node.destroy_subscription(subscription)
         for output in self._outputs:
             self.destroy_publisher(output.publisher)
-        if self._request is not None:
-            self.destroy_publisher(self._request)
-        self._inputs, self._outputs, self._request = [], [], None
+        for publisher in (self._request, self._policy_reset):
+            if publisher is not None:
+                self.destroy_publisher(publisher)
+        self._inputs, self._outputs, self._request, self._policy_reset = [], [], None, None
         self._player = self._settings = None
 
     # What comes in
@@ -348,6 +351,7 @@ class ChunkPlayer(LifecycleNode):
             refused = player.start(time.monotonic())
         if refused is not None:
             return False, sentence(refused)
+        self._policy_reset.publish(Empty())  # no chunk continues one of an earlier episode
         return True, "waiting for the first chunk" + (" (dry run)" if self._settings.dry_run else "")
 
     def _stop(self, _: Player) -> tuple[bool, str]:

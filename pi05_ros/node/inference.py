@@ -8,6 +8,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Protocol
 
 import numpy as np
@@ -16,6 +17,7 @@ from pi05_ros.chunk import ActionChunk
 from pi05_ros.errors import ObservationError, Pi05Error
 from pi05_ros.node.parameters import RunSettings
 from pi05_ros.observation import Observation
+from pi05_ros.playback.leftover import Continuation, Leftover
 from pi05_ros.profile import Profile
 
 Reason = tuple[str, str]  # a stable code and a sentence
@@ -37,6 +39,8 @@ class RunsPolicy(Protocol):
         noise: np.ndarray | None = None,
         seed: int | None = None,
         num_steps: int | None = None,
+        *,
+        continuing: Continuation | None = None,
     ) -> ActionChunk: ...
 
 
@@ -99,6 +103,7 @@ class Inference:
         clock_ns: the node's clock.
         publish: sends one answer. It is called with the gate held that `deactivate` takes, so it must be short.
         report: told the exception of every refused or failed inference.
+        record: told every observation (with its prompt) and its answer; must return fast.
     """
 
     def __init__(
@@ -109,6 +114,7 @@ class Inference:
         clock_ns: Callable[[], int],
         publish: Callable[[Answer], None],
         report: Callable[[Exception], None],
+        record: Callable[[Observation, Answer], None] | None = None,
     ) -> None:
         self._policy = policy
         self._inputs = inputs
@@ -116,6 +122,8 @@ class Inference:
         self._clock_ns = clock_ns
         self._publish = publish
         self._report = report
+        self._record = record
+        self._leftover = Leftover()
         self._gate = threading.Condition()
         self._stopping = False
         self._activation: int | None = None
@@ -142,7 +150,13 @@ class Inference:
             self._figures = Figures(last_error=self._figures.last_error, last_error_ns=self._figures.last_error_ns)
             self._published_at.clear()
             self._stages.clear()
+            self._leftover.flush()
             self._gate.notify_all()
+
+    def reset(self) -> None:
+        """A new episode: the next chunk continues none that was sent before."""
+        with self._gate:
+            self._leftover.flush()
 
     def deactivate(self) -> None:
         """Once this returns no chunk of the activation is published, whatever the model is still computing."""
@@ -253,21 +267,30 @@ class Inference:
             # A turn that came late does not make the next ones come early.
             self._due = max(self._due + period, time.monotonic())
             self._busy_since = time.monotonic()
+            continuing = None
+            if settings.rtc is not None and observation.stamp_ns is not None:
+                continuing = self._leftover.continuation(observation.stamp_ns, prompt, settings.rtc)
         seed = secrets.randbits(63) if settings.seed is None else settings.seed + index
+        observation = replace(observation, prompt=prompt)
+        infer = self._policy.infer if continuing is None else partial(self._policy.infer, continuing=continuing)
         try:
-            chunk = self._policy.infer(replace(observation, prompt=prompt), seed=seed, num_steps=settings.num_steps)
+            chunk = infer(observation, seed=seed, num_steps=settings.num_steps)
         finally:
             with self._gate:
                 self._busy_since = None
         total = (time.perf_counter() - started) * 1e3
         waited = 0.0 if arrived_ns is None else max(0.0, (started_ns - arrived_ns) / 1e6)
-        self._send(activation, Answer(chunk, index, started_ns, {"wait": waited, **chunk.timings_ms, "total": total}))
+        answer = Answer(chunk, index, started_ns, {"wait": waited, **chunk.timings_ms, "total": total})
+        self._send(activation, answer)
+        if self._record is not None:
+            self._record(observation, answer)
 
     def _send(self, activation: int, answer: Answer) -> None:
         with self._gate:
             if self._activation != activation:
                 return  # computed across a deactivate
             self._publish(answer)
+            self._leftover.sent(answer.chunk, self._clock_ns())
             self._published_at.append(time.monotonic())
             for name, duration in answer.stage_ms.items():
                 self._stages.setdefault(name, deque(maxlen=_WINDOW)).append(duration)

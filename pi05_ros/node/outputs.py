@@ -78,6 +78,7 @@ def chunk_message(answer: Answer, frame_id: str = "") -> ActionChunkMessage:
     message.cache_hit = chunk.cache_hit
     message.guard_flags = list(chunk.guard_flags)
     message.clamp_count = chunk.clamp_count
+    message.rtc_delay = -1 if chunk.rtc_delay is None else chunk.rtc_delay
     return message
 
 

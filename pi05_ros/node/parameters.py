@@ -19,6 +19,7 @@ from rclpy.parameter import Parameter
 
 from pi05_ros.errors import ConfigurationError
 from pi05_ros.node import qos
+from pi05_ros.playback.leftover import RtcSettings
 from pi05_ros.synchronizer import SyncSettings
 
 Value = str | int | float | bool | tuple[str, ...]
@@ -111,6 +112,7 @@ _LOADING = (
     ),
 )  # fmt: skip
 
+_RTC = RtcSettings()
 _RUNNING = (
     ParameterSpec(
         "prompt", "", "any time",
@@ -140,6 +142,33 @@ _RUNNING = (
     ),
     ParameterSpec(
         "num_steps", 0, "any time", "Denoise steps; 0 takes the checkpoint's number.", minimum=0, maximum=1000,
+    ),
+    ParameterSpec(
+        "rtc", "off", "any time",
+        "Real-time chunking: bind each chunk to what of the last one is still to be executed when it arrives, by "
+        "guidance, or by a hard prefix with checkpoints that were trained for it. Needs the profile's rate_hz.",
+        choices=("off", "guided", "hard_prefix"),
+    ),
+    ParameterSpec(
+        "rtc_fade_rows", _RTC.fade_rows, "any time", "Rows behind the delay over which the pull of `guided` fades.",
+        minimum=0, maximum=1000,
+    ),
+    ParameterSpec(
+        "rtc_schedule", _RTC.schedule, "any time", "How the pull of `guided` fades.",
+        choices=("zeros", "ones", "linear", "exp"),
+    ),
+    ParameterSpec(
+        "rtc_max_guidance_weight", _RTC.max_guidance_weight, "any time", "Bound of the pull of `guided`.",
+        minimum=0.0, maximum=1000.0,
+    ),
+    ParameterSpec(
+        "record", "", "while unconfigured",
+        "Folder to which observation and chunk of every inference are written as mcap bags; empty: nothing is.",
+    ),
+    ParameterSpec(
+        "record_max_mb", 1000, "while unconfigured",
+        "Upper bound of what is kept there (megabytes); the oldest bags of this run are deleted beyond it.",
+        minimum=10, maximum=10_000_000,
     ),
 )  # fmt: skip
 
@@ -219,11 +248,10 @@ class RunSettings:
     request_timeout_s: float
     seed: int | None
     num_steps: int | None
+    rtc: RtcSettings | None = None
 
 
-def declare(
-    node: Node, overrides: Mapping[str, Parameter], specs: Sequence[ParameterSpec] | None = None
-) -> None:
+def declare(node: Node, overrides: Mapping[str, Parameter], specs: Sequence[ParameterSpec] | None = None) -> None:
     """Declare every parameter and refuse overrides that name none.
 
     Args:
@@ -268,9 +296,7 @@ def refusal(parameters: Iterable[Parameter], state: str, specs: Sequence[Paramet
     return ""
 
 
-def check(
-    parameters: list[Parameter], state: str, specs: Sequence[ParameterSpec] | None = None
-) -> SetParametersResult:
+def check(parameters: list[Parameter], state: str, specs: Sequence[ParameterSpec] | None = None) -> SetParametersResult:
     """Answer of the set-parameters callback."""
     reason = refusal(parameters, state, specs)
     return SetParametersResult(successful=not reason, reason=reason)
@@ -318,6 +344,9 @@ def run_settings(node: Node) -> RunSettings:
         request_timeout_s=value["request_timeout_s"],
         seed=None if value["seed"] < 0 else value["seed"],
         num_steps=value["num_steps"] or None,
+        rtc=None
+        if value["rtc"] == "off"
+        else RtcSettings(value["rtc"], value["rtc_fade_rows"], value["rtc_schedule"], value["rtc_max_guidance_weight"]),
     )
 
 

@@ -49,7 +49,7 @@ SPECS: tuple[ParameterSpec, ...] = (
         choices=HANDOVERS,
     ),
     _seconds("blend_s", "How long `blend` passes from one chunk to the next (seconds).", maximum=10.0),
-    _seconds("rtc_blend_s", "How long `rtc` takes up what guidance has left of the difference (seconds).", maximum=10.0),
+    _seconds("rtc_blend_s", "How long `rtc` takes up what guidance leaves of the difference (seconds).", maximum=10.0),
     ParameterSpec(
         "ensemble_decay", _DEFAULTS.ensemble_decay, "while unconfigured",
         "Exponent of `ensemble`: the i-th oldest chunk weighs exp(-decay * i).", minimum=0.0, maximum=10.0,

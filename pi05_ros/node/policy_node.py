@@ -148,6 +148,7 @@ class PolicyNode(LifecycleNodeMixin, Node):
         self._status_publisher = self.create_publisher(PolicyStatus, "~/status", qos.STATUS)
         self._diagnostics_publisher = self.create_publisher(DiagnosticArray, "/diagnostics", qos.DIAGNOSTICS)
         self.create_subscription(Empty, "~/request", self._on_request, qos.COMMAND)
+        self.create_subscription(Empty, "~/reset", self._on_reset, qos.COMMAND)
         self.create_subscription(String, "~/prompt", self._on_prompt, qos.COMMAND)
         self.create_service(SetPrompt, "~/set_prompt", self._on_set_prompt)
         self._serve_transitions_aside()
@@ -389,6 +390,11 @@ class PolicyNode(LifecycleNodeMixin, Node):
         inference = self._inference
         if inference is not None:
             inference.request()
+
+    def _on_reset(self, _: Empty) -> None:
+        inference = self._inference
+        if inference is not None:
+            inference.reset()
 
     # Chunks and status
 

@@ -1,8 +1,8 @@
 """How a new chunk takes over from what is being executed.
 
 ``replace`` follows the new chunk from the moment it is there; ``blend`` passes over gradually; ``ensemble`` averages
-all chunks that speak about an instant, as ACT does (Zhao et al. 2023, section IV-B); with ``rtc`` the policy has already
-made the chunk's beginning agree with the last one, and a short blend takes up what is left of the difference.
+all chunks that speak about an instant, as ACT does (Zhao et al. 2023, section IV-B); with ``rtc`` the policy has
+already made the chunk's beginning agree with the last one, and a short blend takes up what is left of the difference.
 """
 
 from __future__ import annotations

@@ -1,36 +1,33 @@
 """What of the last chunk is still to be executed when the next one is computed, for real-time chunking.
 
 The last chunk is sampled at the new observation's instants (new stamp + i * step time), so that row ``i`` of the
-leftover is due when row ``i`` of the new chunk is. `model_leftover` then says it in the network's numbers: relative to
-the new state where the model is relative, and normalised.
+leftover is due when row ``i`` of the new chunk is. `pi05_ros.playback.rtc` then says it in the network's numbers.
 """
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 
 from pi05_ros.chunk import ActionChunk
-from pi05_ros.engine.chunking import Mode, RealTimeChunking, Schedule
 from pi05_ros.playback.delay import DelayEstimate
 from pi05_ros.playback.plan import NS, Plan, TimedChunk
-from pi05_ros.transforms.normalization import Normalizer
-from pi05_ros.transforms.robots import StateActionConvention
 
 
 @dataclass(frozen=True)
 class RtcSettings:
-    """How firmly a chunk continues the last one; see `RealTimeChunking`.
+    """How firmly a chunk continues the last one; see `pi05_ros.engine.chunking.RealTimeChunking`.
 
     Attributes:
         fade_rows: rows behind the delay over which the pull fades (guided).
     """
 
-    mode: Mode = "guided"
+    mode: Literal["guided", "hard_prefix"] = "guided"
     fade_rows: int = 10
-    schedule: Schedule = "linear"
+    schedule: Literal["zeros", "ones", "linear", "exp"] = "linear"
     max_guidance_weight: float = 10.0
 
 
@@ -45,6 +42,7 @@ class Continuation:
 
     rows: np.ndarray
     delay: int
+    settings: RtcSettings
 
 
 class Leftover:
@@ -79,7 +77,7 @@ class Leftover:
         """The next chunk begins anew (an episode was reset, the robot was stopped)."""
         self._last = None
 
-    def continuation(self, stamp_ns: int, prompt: str) -> Continuation | None:
+    def continuation(self, stamp_ns: int, prompt: str, settings: RtcSettings) -> Continuation | None:
         """What a chunk for an observation of ``stamp_ns`` continues.
 
         ``None`` for the first chunk, after `flush`, for another prompt, where the last chunk is used up before
@@ -95,28 +93,4 @@ class Leftover:
         delay = min(math.ceil((age_s + self._transport_s) * NS / last.step_ns), horizon)
         times = stamp_ns + np.arange(max(real, delay), dtype=np.int64) * last.step_ns
         plan = Plan.of_chunk(last, np.zeros(last.actions.shape[1], dtype=bool))
-        return Continuation(plan.sample(times), delay)
-
-
-def model_leftover(
-    continuation: Continuation,
-    convention: StateActionConvention,
-    normalizer: Normalizer,
-    model_state: np.ndarray,
-    settings: RtcSettings,
-) -> RealTimeChunking:
-    """The continuation as the engine takes it.
-
-    Args:
-        model_state: float [dims], the new observation's state in the model's units, not normalised.
-    """
-    rows = normalizer.normalize(convention.actions_to_model(continuation.rows, model_state))
-    rtc = RealTimeChunking(
-        leftover=np.asarray(rows, dtype=np.float32),
-        delay=continuation.delay,
-        mode=settings.mode,
-        execution_horizon=max(continuation.delay + settings.fade_rows, 1),
-        schedule=settings.schedule,
-        max_guidance_weight=settings.max_guidance_weight,
-    )
-    return rtc if settings.mode == "guided" else replace(rtc, delay=min(rtc.delay, len(rows)))
+        return Continuation(plan.sample(times), delay, settings)

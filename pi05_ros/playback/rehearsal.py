@@ -17,6 +17,7 @@ from pi05_ros.playback.limits import Limits
 from pi05_ros.playback.plan import NS
 from pi05_ros.playback.plant import FirstOrderPlant
 from pi05_ros.playback.player import Player
+from pi05_ros.playback.rtc import bound_to
 from pi05_ros.playback.settings import PlayerSettings
 from pi05_ros.profile import Profile
 
@@ -76,21 +77,6 @@ def analytic_chunk(
     )
 
 
-def unnormalised(leftover: Leftover, stamp_ns: int, prompt: str, settings: RtcSettings) -> RealTimeChunking | None:
-    """The leftover for a policy whose numbers are the robot's."""
-    found = leftover.continuation(stamp_ns, prompt)
-    if found is None:
-        return None
-    return RealTimeChunking(
-        leftover=found.rows.astype(np.float32),
-        delay=found.delay,
-        mode=settings.mode,
-        execution_horizon=found.delay + settings.fade_rows,
-        schedule=settings.schedule,
-        max_guidance_weight=settings.max_guidance_weight,
-    )
-
-
 def rehearse(
     profile: Profile,
     settings: PlayerSettings,
@@ -136,7 +122,8 @@ def rehearse(
             if player.offer(_offered(chunk), now_ns, mono_s) is None:
                 played.append(chunk)
         if not coming and player.request_due(now_ns, mono_s):
-            bound = None if rtc is None else unnormalised(leftover, seen_ns, profile.prompt or "", rtc)
+            found = None if rtc is None else leftover.continuation(seen_ns, profile.prompt or "", rtc)
+            bound = None if found is None else bound_to(found)  # this policy's numbers are the robot's
             chunk = analytic_chunk(profile, seen_state, seen_ns, int(rng.integers(2**31)), _EPOCH_NS, bound)
             coming.append((now_ns + round(delay(rng) * NS), chunk))
         command = player.tick(now_ns, mono_s)
