@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Literal
@@ -19,12 +19,16 @@ from pi05_ros.checkpoint.loader import load_model
 from pi05_ros.chunk import ActionChunk
 from pi05_ros.contract import Contract, check_contract
 from pi05_ros.engine.engine import Engine, EngineResult, InferenceOptions, ModelInputs
+from pi05_ros.engine.planner import place_weights
+from pi05_ros.engine.settings import EngineSettings, load_preset
 from pi05_ros.errors import CheckpointError, ConfigurationError, ContractError, ObservationError
 from pi05_ros.guard import apply_limits, check_actions, check_network_output, check_state
 from pi05_ros.model.pi05 import Pi05
 from pi05_ros.model.precision import resolve_dtype
 from pi05_ros.observation import Observation
 from pi05_ros.paths import builtin_checkpoint
+from pi05_ros.playback.leftover import Continuation
+from pi05_ros.playback.rtc import model_leftover
 from pi05_ros.profile import Profile, load_profile
 from pi05_ros.transforms.images import absent_image, as_hwc_uint8, resize_with_pad
 from pi05_ros.transforms.prompt import discretize_state
@@ -59,13 +63,21 @@ class Policy:
     ``model`` is the network, ``profile`` the robot, ``checkpoint`` what was loaded, ``contract`` what they agreed on.
     """
 
-    def __init__(self, checkpoint: Checkpoint, contract: Contract, model: Pi05, tokenizer: Tokenizer | None) -> None:
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        contract: Contract,
+        model: Pi05,
+        tokenizer: Tokenizer | None,
+        settings: EngineSettings | None = None,
+        device: torch.device | None = None,
+    ) -> None:
         self.checkpoint = checkpoint
         self.contract = contract
         self.profile: Profile = contract.profile
         self.model = model
         self.tokenizer = tokenizer
-        self.engine = Engine(model, contract.num_steps)
+        self.engine = Engine(model, contract.num_steps, settings, revision=checkpoint.fingerprint, device=device)
         self._convention = StateActionConvention.from_profile(contract.profile, contract.relative)
         self._size = model.config.vision.image_size
         self._feeding = {camera: slot for slot, camera in contract.slots if camera is not None}
@@ -76,6 +88,8 @@ class Policy:
         noise: np.ndarray | None = None,
         seed: int | None = None,
         num_steps: int | None = None,
+        *,
+        continuing: Continuation | None = None,
     ) -> ActionChunk:
         """Answer one observation.
 
@@ -84,6 +98,7 @@ class Policy:
             noise: initial noise, float32 [horizon, padded action width]; replaces ``seed``.
             seed: of the initial noise, in [0, 2**64); drawn from the operating system where not given.
             num_steps: Euler steps; the checkpoint's number where not given.
+            continuing: what of the last chunk is still to be executed; binds the new one to it (real-time chunking).
 
         Returns:
             The chunk: ``actions`` float32 [horizon, dims] in robot units.
@@ -92,9 +107,14 @@ class Policy:
             ObservationError: the observation does not fit the profile or is not finite.
             ActionError: the network's output is not finite.
         """
-        options = InferenceOptions(noise=noise, seed=seed, num_steps=num_steps)
         prepared = self.prepare(observation)
-        return self.finish(prepared, self.run([prepared], [options])[0])
+        options = InferenceOptions(noise=noise, seed=seed, num_steps=num_steps)
+        if continuing is None:
+            return self.finish(prepared, self.run([prepared], [options])[0])
+        normalizer = self.contract.action_normalizer
+        rtc = model_leftover(continuing, self._convention, normalizer, prepared.start_state)
+        chunk = self.finish(prepared, self.run([prepared], [replace(options, rtc=rtc)])[0])
+        return replace(chunk, rtc_delay=continuing.delay)
 
     def prepare(
         self,
@@ -198,7 +218,7 @@ class Policy:
         )
 
     def warm_up(self) -> None:
-        """Answer one made-up observation, so that no real one pays for what is set up at first use.
+        """Answer one made-up observation and capture its shape, so that no real one pays for what comes first.
 
         Raises:
             Pi05Error: as `infer`; what cannot answer this cannot answer anything.
@@ -206,7 +226,9 @@ class Policy:
         black = np.zeros((480, 640, 3), np.uint8)
         dims = self.profile.state.dims
         state = np.zeros(len(dims)) if self.profile.reset_pose is None else np.array(self.profile.reset_pose)
-        self.infer(Observation(dict.fromkeys(self._feeding, black), state, "warm up"), seed=0)
+        prompt = self.profile.prompt or "warm up"
+        self.infer(Observation(dict.fromkeys(self._feeding, black), state, prompt), seed=0)
+        self.engine.warm_up()
 
     def close(self) -> None:
         """Give the network's memory back; nothing can be asked afterwards."""
@@ -308,6 +330,7 @@ def load_policy(
     normalization: str | None = None,
     tokenizer: str | Path | None = None,
     progress: Callable[[int, int], None] | None = None,
+    engine: EngineSettings | str | Path | None = None,
 ) -> Policy:
     """Load a checkpoint for a robot.
 
@@ -323,6 +346,7 @@ def load_policy(
         normalization: quantile, mean_std or none, overriding profile and checkpoint.
         tokenizer: tokenizer.json or SentencePiece .model instead of the checkpoint's.
         progress: called with (bytes done, bytes in all) while weights are read.
+        engine: settings, the name of a preset in config/presets, or a YAML file; see `EngineSettings`.
 
     Raises:
         CheckpointError, ProfileError, ContractError, ConfigurationError: with both sides named.
@@ -340,5 +364,16 @@ def load_policy(
             f"tokenizer {tokenizer_path} knows {words.vocab_size} tokens, checkpoint {opened.id} embeds "
             f"{opened.config.vocab}; give the tokenizer the checkpoint was trained with",
         )
-    model = load_model(opened, torch_device, resolve_dtype(dtype, torch_device), progress)
-    return Policy(opened, contract, model, words)
+    torch_dtype = resolve_dtype(dtype, torch_device)
+    settings = place_weights(
+        engine if isinstance(engine, EngineSettings) else load_preset(engine) if engine else EngineSettings(),
+        opened.config,
+        torch_device,
+        torch_dtype,
+        cameras=len(contract.slots),
+        num_steps=contract.num_steps,
+    )
+    # Weights that do not stay on the device are put into host memory from the host's side.
+    stays = settings.placement is None or settings.placement.all_resident
+    model = load_model(opened, torch_device if stays else torch.device("cpu"), torch_dtype, progress)
+    return Policy(opened, contract, model, words, settings, torch_device)

@@ -130,9 +130,10 @@ class Pi05(nn.Module):
 
         The same numbers in fewer matrix products. Names then differ from the checkpoints': load first, pack afterwards.
         """
-        for layer in [*self.prefix.blocks, *self.expert.blocks]:
-            layer.self_attn.pack()
-            layer.mlp.pack()
+        for blocks in (self.prefix.blocks, self.expert.blocks):
+            for layer in blocks:
+                layer.self_attn.pack()
+                layer.mlp.pack()
         for vision_layer in self.vision.vision_model.blocks:
             vision_layer.self_attn.pack()
 
