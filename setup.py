@@ -20,6 +20,17 @@ NAME = "pi05_ros"
 ENVIRONMENT = Path(sys.executable).parent.parent  # not sys.prefix, which isolated builds and colcon override
 BUILD = HERE / "build" / f"pip-{sys.implementation.cache_tag}"
 
+# Goes before the generated imports. ROS opens these libraries by name, and the search path of a sourced distribution
+# lacks the lib/ of the environment that pip installs to; what is loaded already is found by its name.
+PRELOAD = f"""\
+import ctypes as _ctypes
+import pathlib as _pathlib
+
+for _library in sorted(_pathlib.Path(__file__).parents[4].glob("lib{NAME}__rosidl_typesupport_*_c.so")):
+    _ctypes.CDLL(str(_library))
+
+"""
+
 
 def generators_path(prefixes: list[str]) -> str:
     """PYTHONPATH for the generators: pip's isolated builds put one in its place that hides all but setuptools."""
@@ -91,6 +102,8 @@ class BuildMessages(build_ext):
         for folder in ("msg", "srv"):
             shutil.rmtree(target / folder, ignore_errors=True)
             shutil.copytree(generated / folder, target / folder, ignore=shutil.ignore_patterns("*.c", "__pycache__"))
+            module = target / folder / "__init__.py"
+            module.write_text(PRELOAD + module.read_text(encoding="utf-8"), encoding="utf-8")
         for library in generated.glob("*.so"):
             shutil.copy2(library, target / library.name)
 

@@ -76,7 +76,8 @@ check_pip() {
     quietly "$python" -m pip wheel --no-deps --no-build-isolation -w "$scratch/dist" "$source"
     quietly "$scratch/pip/bin/python" -m pip install --ignore-installed --no-deps --no-index "$scratch"/dist/pi05_ros-*.whl
   )
-  LD_LIBRARY_PATH=$scratch/pip/lib:$(below_libraries)${LD_LIBRARY_PATH:-} PATH=$scratch/pip/bin:$PATH \
+  # Without the new environment's own lib/, which a sourced distribution does not look into either.
+  LD_LIBRARY_PATH=$([[ -n ${ROS_DISTRO:-} ]] || below_libraries)${LD_LIBRARY_PATH:-} PATH=$scratch/pip/bin:$PATH \
     probe "$scratch/pip" "$scratch/pip"
 }
 
