@@ -219,4 +219,9 @@ def fuzz(count: int, seed: int) -> None:
 
 
 def test_fuzzed_messages_decode_or_are_refused() -> None:
-    fuzz(1000, seed=0)
+    fuzz(2000, seed=0)
+
+
+@pytest.mark.soak
+def test_fuzzed_messages_decode_or_are_refused_at_length() -> None:
+    fuzz(200_000, seed=1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import re
 import signal
 import subprocess
@@ -15,6 +16,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
+from serving_fuzz import attack
 from serving_stubs import http, websocket
 
 import pi05_ros
@@ -139,6 +141,12 @@ def test_what_the_policy_refuses_is_the_clients_mistake(
         server, "/v1/actions/generations", packb(request), Content_Type="application/msgpack", Accept="application/json"
     )
     assert isinstance(body, dict) and (status, body["error"]["code"]) == (400, code)
+
+
+def test_fuzzed_requests_to_the_real_policy_never_give_a_500(server: Server) -> None:
+    outcomes = attack(server, random.Random(0), "demo", 150)
+    assert outcomes[200] and outcomes[400] and outcomes["/", "answer"] and outcomes["/", "text"]
+    assert http(server, "/healthz")[0] == 200
 
 
 def test_the_page_shows_what_the_model_saw(server: Server, observation: Observation) -> None:

@@ -220,7 +220,8 @@ class RequestReader:
             )
         steps = facts.num_steps if num_steps is None else num_steps
         if noise is not None:
-            noise = read_numbers(noise, "noise").astype(np.float32)
+            with np.errstate(over="ignore"):  # the engine refuses what is not finite
+                noise = read_numbers(noise, "noise").astype(np.float32)
             if num_candidates > 1:
                 raise ObservationError("noise", "noise fixes one candidate; num_candidates > 1 needs a seed instead")
         shared: dict[str, Any] = {
