@@ -16,6 +16,8 @@ COMMANDS = {
     "node": ("pi05_ros.node.command", "run the policy node (what `ros2 launch pi05_ros policy.launch.py` starts)"),
     "player": ("pi05_ros.node.player_command", "play the policy's chunks on a robot; dry unless told otherwise"),
     "rehearse": ("pi05_ros.tools.rehearse", "every hand-over against delayed inference, as a table and a plot"),
+    "rehearse-topics": ("pi05_ros.node.rehearse_topics", "the same over topics; latency of stops"),
+    "analytic-policy": ("pi05_ros.node.analytic_policy", "policy node with a known flow, for rehearsals"),
     "plant": ("pi05_ros.node.plant", "simulated robot that obeys the chunk player"),
     "demo": ("pi05_ros.node.demo", "stand-in robot and policy node together, with a live table"),
     "robot": ("pi05_ros.node.robot", "stand-in robot: cameras and joint states of a profile on its topics"),

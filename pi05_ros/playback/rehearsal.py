@@ -138,6 +138,7 @@ def rehearse(
     settled = at > at[0] + settings.ramp_s
     all_commands, all_positions = np.array(commands), np.array(positions)
     figures = motion_figures(
+        at[settled],
         all_commands[settled],
         player.period_s,
         all_positions[settled],
