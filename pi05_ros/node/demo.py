@@ -283,9 +283,7 @@ def run(options: argparse.Namespace) -> int:
             child.end()
 
 
-def drive(
-    watcher: Watcher, children: Sequence[Child], screen: Screen, ended: threading.Event, seconds: float
-) -> None:
+def drive(watcher: Watcher, children: Sequence[Child], screen: Screen, ended: threading.Event, seconds: float) -> None:
     """Configure, activate, and show what comes until the time is over or ``ended`` is set.
 
     Raises:

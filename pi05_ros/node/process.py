@@ -91,8 +91,12 @@ class SpinningNodes:
 
     def close(self) -> None:
         """Shut every node down, stop both threads, destroy the nodes."""
-        for node in self._nodes:
-            node.shutdown()
+        # All at once: a model that is long in coming back must not keep another robot's node active.
+        shutdowns = [threading.Thread(target=node.shutdown, daemon=True) for node in self._nodes]
+        for thread in shutdowns:
+            thread.start()
+        for thread in shutdowns:
+            thread.join()
         self._inputs.stop()
         self._control.stop()
         for node in self._nodes:
