@@ -65,6 +65,14 @@ class AnalyticPolicy:
     def warm_up(self) -> None:
         """Nothing is set up at first use."""
 
+    def capture_pending(self) -> bool:
+        """Nothing is captured."""
+        return False
+
+    def capture_pending(self) -> bool:
+        """Nothing is captured."""
+        return False
+
     def close(self) -> None:
         """Nothing is held."""
 

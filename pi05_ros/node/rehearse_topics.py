@@ -104,7 +104,7 @@ class Observer:
 def processes(
     handover: str, delay_ms: tuple[float, float], busy: bool, environment: dict[str, str], logs: Path
 ) -> list[Child]:
-    rtc = ["-p", f"rtc:={'guided' if handover == 'rtc' else 'off'}"]
+    rtc = ["-p", f"rtc:={'guided' if handover == 'rtc' else 'none'}"]
     policy = ["analytic-policy", "--delay-ms", *map(str, delay_ms), *(["--busy"] if busy else [])]
     player = ["player", "--live", "--profile", _PROFILE, "--ros-args", "-p", f"handover:={handover}"]
     return [

@@ -86,11 +86,15 @@ class Leftover:
         last = self._last
         if last is None or prompt != last.prompt or not last.stamp_ns < stamp_ns <= last.end_ns:
             return None
-        horizon = len(last.actions)
-        real = (last.end_ns - stamp_ns) // last.step_ns + 1
         # Before any duration counts (the first one may hold a compilation) the last one is all there is.
         age_s = self._last_age_s if self._ages.seconds is None else self._ages.seconds
-        delay = min(math.ceil((age_s + self._transport_s) * NS / last.step_ns), horizon)
-        times = stamp_ns + np.arange(max(real, delay), dtype=np.int64) * last.step_ns
-        plan = Plan.of_chunk(last, np.zeros(last.actions.shape[1], dtype=bool))
-        return Continuation(plan.sample(times), delay, settings)
+        delay = min(math.ceil((age_s + self._transport_s) * NS / last.step_ns), len(last.actions))
+        return continue_chunk(last, stamp_ns, delay, settings)
+
+
+def continue_chunk(last: TimedChunk, stamp_ns: int, delay: int, settings: RtcSettings) -> Continuation:
+    """What is left of ``last`` at ``stamp_ns`` (within it), at least ``delay`` rows, as `Leftover` finds it."""
+    real = (last.end_ns - stamp_ns) // last.step_ns + 1
+    times = stamp_ns + np.arange(max(real, delay), dtype=np.int64) * last.step_ns
+    plan = Plan.of_chunk(last, np.zeros(last.actions.shape[1], dtype=bool))
+    return Continuation(plan.sample(times), delay, settings)
