@@ -12,7 +12,9 @@ import pytest
 
 pytest.importorskip("launch_ros", reason="launch_ros comes only with a ROS 2 distribution")
 
-from ros_helpers import Graph, Process
+from ros_helpers import LATCHED, Graph, Process
+
+from pi05_ros.msg import PlayerStatus
 
 RUN = """
 import sys
@@ -74,3 +76,12 @@ def test_arguments_reach_the_node_and_empty_ones_do_not(graph: Graph, tmp_path: 
         assert graph.get_parameter("trigger", node) == "request"
         assert graph.change_state("configure", node, timeout=60.0)
         assert graph.state(node) == "inactive"
+
+
+def test_the_player_comes_along_dry_and_asks_for_chunks(graph: Graph) -> None:
+    with launched("player:=true", "profile:=demo"):
+        status = graph.record(PlayerStatus, "/player/status", LATCHED)
+        up = status.wait_for(lambda message: message.lifecycle == "active", timeout=60.0)
+        assert up.dry_run and up.state == "idle"
+        assert graph.get_parameter("profile", "/player") == "demo"
+        assert graph.get_parameter("trigger") == "request"

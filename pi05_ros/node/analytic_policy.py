@@ -69,10 +69,6 @@ class AnalyticPolicy:
         """Nothing is captured."""
         return False
 
-    def capture_pending(self) -> bool:
-        """Nothing is captured."""
-        return False
-
     def close(self) -> None:
         """Nothing is held."""
 
