@@ -6,6 +6,7 @@ the two together and refuses what does not fit.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -20,6 +21,8 @@ ControlMode = Literal["position", "velocity", "delta_position", "delta_pose", "g
 # YAML has no tuples; everything else is taken strictly.
 Range = Annotated[tuple[float, float], BeforeValidator(lambda pair: tuple(pair) if isinstance(pair, list) else pair)]
 NonEmpty = Annotated[str, Field(min_length=1)]
+# A value that begins so is a question that a draft of `pi05-ros profile new` leaves to its reader.
+OPEN_QUESTION = "?:"
 
 
 class _Section(BaseModel):
@@ -313,8 +316,8 @@ def load_profile(name_or_path: str | Path) -> Profile:
     """Read a profile by the name of a shipped one or by the path of a YAML file.
 
     Raises:
-        ProfileError: ``profile.unknown``, ``profile.unreadable`` or ``profile.invalid``; the message names the file,
-            the key and what was expected.
+        ProfileError: ``profile.unknown``, ``profile.unreadable``, ``profile.invalid`` or ``profile.open_question``;
+            the message names the file, the key and what was expected.
     """
     path = Path(name_or_path).expanduser()
     if path.suffix not in (".yaml", ".yml"):
@@ -335,10 +338,17 @@ def parse_profile(content: Any, origin: str) -> Profile:
     """Validate the content of a profile file; ``origin`` names it in errors.
 
     Raises:
-        ProfileError: ``profile.invalid``.
+        ProfileError: ``profile.invalid``, or ``profile.open_question`` for a draft with questions left.
     """
     if not isinstance(content, dict):
         raise ProfileError("invalid", f"{origin}: expected a mapping of keys at the top, got {type(content).__name__}")
+    questions = [f"{key}: {question}" for key, question in open_questions(content)]
+    if questions:
+        raise ProfileError(
+            "open_question",
+            f"{origin}: {len(questions)} values are expected in place of questions: " + " | ".join(questions),
+            {"file": origin, "problems": questions},
+        )
     try:
         return Profile.model_validate(content)
     except ValidationError as error:
@@ -348,3 +358,15 @@ def parse_profile(content: Any, origin: str) -> Profile:
             got = "" if problem["type"] == "missing" else f"; got {problem.get('input')!r:.120}"
             lines.append(f"{key}: {problem['msg']}{got}")
         raise ProfileError("invalid", f"{origin}: " + " | ".join(lines), {"file": origin, "problems": lines}) from error
+
+
+def open_questions(content: Any, key: str = "") -> Iterator[tuple[str, str]]:
+    """(key, question) of every value that is still a question."""
+    if isinstance(content, dict):
+        for name, value in content.items():
+            yield from open_questions(value, f"{key}.{name}" if key else str(name))
+    elif isinstance(content, list):
+        for index, value in enumerate(content):
+            yield from open_questions(value, f"{key}.{index}")
+    elif isinstance(content, str) and content.startswith(OPEN_QUESTION):
+        yield key, content.removeprefix(OPEN_QUESTION).strip()
