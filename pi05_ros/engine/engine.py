@@ -71,7 +71,7 @@ class Engine:
             capture = CudaGraphs(self.device)
         self._capture = capture if self.placement.placement.all_resident else None
         self._cache = PrefixCache(self.settings.prefix_cache_entries, int(self.settings.prefix_cache_mb * 2**20))
-        self._tables = ModulationTables(model)
+        self._tables = ModulationTables(model, self.placement)
         self._plans: OrderedDict[PlanKey, _Kept] = OrderedDict()
         self._pending: OrderedDict[PlanKey, None] = OrderedDict()
         self._weights_version = self._count_weight_changes()

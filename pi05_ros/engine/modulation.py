@@ -7,6 +7,7 @@ from collections import OrderedDict
 import torch
 from torch import Tensor
 
+from pi05_ros.engine.placement import WeightPlacement
 from pi05_ros.model.gemma import Modulation
 from pi05_ros.model.pi05 import Pi05, StepModulation
 
@@ -21,8 +22,9 @@ class ModulationTables:
         max_rows: steps kept in all; at full size one takes 0.45 MB.
     """
 
-    def __init__(self, model: Pi05, max_rows: int = 256) -> None:
+    def __init__(self, model: Pi05, placement: WeightPlacement, max_rows: int = 256) -> None:
         self._model = model
+        self._placement = placement
         self._max_rows = max_rows
         self._tables: OrderedDict[int, list[StepModulation]] = OrderedDict()
         self._end: StepModulation | None = None
@@ -31,7 +33,7 @@ class ModulationTables:
         """The table of ``num_steps`` steps from t = 1."""
         table = self._tables.get(num_steps)
         if table is None:
-            table = self._model.modulations(self._model.euler_times(num_steps))
+            table = self._compute(self._model.euler_times(num_steps))
             self._tables[num_steps] = table
         self._tables.move_to_end(num_steps)
         while len(self._tables) > 1 and sum(self._tables) > self._max_rows:
@@ -41,13 +43,17 @@ class ModulationTables:
     def end(self) -> StepModulation:
         """At t = 0, for rows that are already actions."""
         if self._end is None:
-            (self._end,) = self._model.modulations([0.0])
+            (self._end,) = self._compute([0.0])
         return self._end
 
     def clear(self) -> None:
         """Forget everything: the weights have changed."""
         self._tables.clear()
         self._end = None
+
+    def _compute(self, times: list[float]) -> list[StepModulation]:
+        with self._placement.stage("modulation"):
+            return self._model.modulations(times)
 
 
 def by_row(first: StepModulation, second: StepModulation, is_first: Tensor) -> StepModulation:

@@ -17,8 +17,8 @@ from torch.nn import functional
 from pi05_ros.model.pi05 import Pi05
 
 Residence = Literal["resident", "stage", "layer"]
-Stage = Literal["vision", "language", "expert"]
-STAGES: tuple[Stage, ...] = ("vision", "language", "expert")
+Stage = Literal["vision", "language", "expert", "modulation"]
+STAGES: tuple[Stage, ...] = ("vision", "language", "expert", "modulation")
 _ALIGNMENT = 256
 
 
@@ -30,7 +30,8 @@ class Placement:
     through two buffers, one layer computing while the next one is copied.
 
     Attributes:
-        vision: SigLIP. language: PaliGemma's layers. expert: the action expert's layers.
+        vision: SigLIP. language: PaliGemma's layers. expert: the action expert's layers; unless it is resident, the
+            matrices of its adaptive norms come only while a modulation table is computed.
         language_layers: how many of the last language layers ``language`` speaks of; the others are resident.
         token_embedding: ``host`` looks tokens up in host memory and copies only the rows.
         empty_cache: give memory that a stage leaves back to the driver.
@@ -46,12 +47,20 @@ class Placement:
     @property
     def all_resident(self) -> bool:
         """Whether no weight ever moves; only then can work be captured in a graph."""
-        return self.token_embedding == "resident" and all(getattr(self, stage) == "resident" for stage in STAGES)
+        return self.token_embedding == "resident" and all(self.residence(stage) == "resident" for stage in STAGES)
+
+    def residence(self, stage: Stage) -> Residence:
+        """How a stage's weights are kept."""
+        if stage == "modulation":
+            return "resident" if self.expert == "resident" else "stage"
+        residence: Residence = getattr(self, stage)
+        return residence
 
     def __str__(self) -> str:
         if self.all_resident:
             return "resident"
-        parts = [f"{name} {value}" for name in STAGES if (value := getattr(self, name)) != "resident"]
+        named: tuple[Stage, ...] = ("vision", "language", "expert")
+        parts = [f"{name} {self.residence(name)}" for name in named if self.residence(name) != "resident"]
         if self.language_layers is not None and self.language != "resident":
             parts.append(f"last {self.language_layers} language layers")
         return ", ".join([*parts, *(["token embedding host"] if self.token_embedding == "host" else [])])
@@ -109,10 +118,14 @@ def _parameter(tensor: Tensor) -> nn.Parameter:
 
 
 class LayerStream:
-    """Brings layers one after the other, the next one while the last one computes, through two blocks."""
+    """Brings layers one after the other, the next one while the last one computes, through two blocks.
 
-    def __init__(self, layers: Sequence[nn.Module], device: torch.device) -> None:
-        self.units = [HostUnit([layer], device) for layer in layers]
+    Args:
+        layers: each layer and those of its modules that travel.
+    """
+
+    def __init__(self, layers: Sequence[tuple[nn.Module, list[nn.Module]]], device: torch.device) -> None:
+        self.units = [HostUnit(modules, device) for _, modules in layers]
         self._device = device
         self._blocks: list[Tensor] = []
         self._copies = torch.cuda.Stream(device) if device.type == "cuda" else None
@@ -120,7 +133,7 @@ class LayerStream:
         self._free: list[Any] = [None, None]
         self._coming: int | None = None
         self._turn = 0
-        for index, layer in enumerate(layers):
+        for index, (layer, _) in enumerate(layers):
             layer.register_forward_pre_hook(lambda _, __, index=index: self._enter(index))
             layer.register_forward_hook(lambda _, __, ___, index=index: self._leave(index))
 
@@ -197,22 +210,29 @@ class WeightPlacement:
         self._units: dict[Stage, list[HostUnit]] = {stage: [] for stage in STAGES}
         self._streams: dict[Stage, LayerStream] = {}
         self._open: list[Stage] = []
-        language: list[nn.Module] = list(model.prefix.blocks)
+        language = model.prefix.blocks
         if placement.language_layers is not None:
             language = language[max(0, len(language) - placement.language_layers) :]
-        vision = model.vision.vision_model
-        parts: dict[Stage, tuple[list[nn.Module], list[nn.Module]]] = {
-            "vision": (list(vision.blocks), [vision.embeddings, vision.post_layernorm, model.projector]),
-            "language": (language, []),
-            "expert": (list(model.expert.blocks), []),
+        vision, expert = model.vision.vision_model, model.expert
+        norms = [norm for layer in expert.blocks for norm in (layer.input_layernorm, layer.post_attention_layernorm)]
+        layers: dict[Stage, list[tuple[nn.Module, list[nn.Module]]]] = {
+            "vision": [(layer, [layer]) for layer in vision.blocks],
+            "language": [(layer, [layer]) for layer in language],
+            "expert": [(layer, [layer.self_attn, layer.mlp]) for layer in expert.blocks],
+            "modulation": [],
+        }
+        others: dict[Stage, list[nn.Module]] = {
+            "vision": [vision.embeddings, vision.post_layernorm, model.projector],
+            "modulation": [*norms, expert.norm],
         }
         with torch.no_grad():
-            for stage, (layers, others) in parts.items():
-                residence = getattr(placement, stage)
-                if residence == "stage" and (layers or others):
-                    self._units[stage] = [HostUnit([*layers, *others], device)]
-                elif residence == "layer" and layers:
-                    self._streams[stage] = LayerStream(layers, device)
+            for stage in STAGES:
+                residence = placement.residence(stage)
+                whole = [one for _, modules in layers[stage] for one in modules] + others.get(stage, [])
+                if residence == "stage" and whole:
+                    self._units[stage] = [HostUnit(whole, device)]
+                elif residence == "layer" and layers[stage]:
+                    self._streams[stage] = LayerStream(layers[stage], device)
             if placement.token_embedding == "host":
                 model.prefix.embed_tokens = HostEmbedding(model.prefix.embed_tokens.weight, device)  # type: ignore[assignment]
             for module in model.modules():

@@ -71,16 +71,18 @@ def measure_parts(config: Pi05Config, dtype: torch.dtype) -> Parts:
     for name, parameter in empty_model(config).named_parameters():
         count = parameter.numel() * size[is_float32_parameter(name)]
         found = next((stage for prefix, stage in prefixes.items() if name.startswith(prefix)), None)
+        if "gemma_expert" in name and ".dense." in name:
+            found = "modulation"
         if found is None:
             embedding, other = (embedding + count, other) if "embed_tokens" in name else (embedding, other + count)
             continue
         stages[found] += count
-        if ".layers." in name:
+        if ".layers." in name and found != "modulation":
             layer = name.split(".layers.")[1].split(".")[0]
             by_layer[found][layer] = by_layer[found].get(layer, 0) + count
     return Parts(
         stages,
-        {stage: max(layers.values()) for stage, layers in by_layer.items()},
+        {stage: max(layers.values(), default=0) for stage, layers in by_layer.items()},
         {stage: len(layers) for stage, layers in by_layer.items()},
         embedding,
         other,
@@ -112,7 +114,7 @@ def predict(placement: Placement, parts: Parts, buffers: int, num_steps: int) ->
         offloaded = total
         if stage == "language" and placement.language_layers is not None:
             offloaded = min(total, placement.language_layers * layer)
-        residence = getattr(placement, stage)
+        residence = placement.residence(stage)
         if residence == "resident":
             offloaded = 0
         elif residence == "layer" and stage == "vision":
@@ -121,7 +123,8 @@ def predict(placement: Placement, parts: Parts, buffers: int, num_steps: int) ->
         if offloaded:
             moving = max(moving, offloaded if residence == "stage" else 2 * layer)
             rounds = num_steps if stage == "expert" and residence == "layer" else 1
-            copied += offloaded * rounds
+            # Modulation tables are computed once, not at every request.
+            copied += 0 if stage == "modulation" else offloaded * rounds
     return Prediction(placement, resident, moving, buffers, copied)
 
 
