@@ -60,11 +60,15 @@ on_top() {
   "$python" -c "$purelib" >"$("$1/bin/python" -c "$purelib")/_below.pth"
 }
 
-# The libraries of wheels, which their own .pth file would put on the path.
+# The libraries of wheels, which their own .pth file would put on the path, without those of an installation of ours.
 below_libraries() {
-  local packages
+  local packages library
   packages=$("$python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
-  printf '%s:' "$environment/lib" "$packages"/ros_*.libs
+  mkdir -p "$scratch/lib"
+  for library in "$environment"/lib/lib*.so*; do
+    [[ $library == */libpi05_ros__* ]] || ln -sf "$library" "$scratch/lib/"
+  done
+  printf '%s:' "$scratch/lib" "$packages"/ros_*.libs
 }
 
 probe() { (cd "$scratch" && "$1/bin/python" "$root/scripts/probe_install.py" "$source" "$2"); }

@@ -40,6 +40,13 @@ def main() -> None:
     assert deserialize_message(serialize_message(status), PolicyStatus) == status
     assert SetPrompt.Request(prompt="wave").prompt == "wave"
 
+    # Another installation's libraries may be on the search path, and would do in silence what these do not.
+    mapped = {line.split()[-1] for line in Path("/proc/self/maps").read_text(encoding="utf-8").splitlines()}
+    libraries = {Path(name) for name in mapped if "/libpi05_ros__" in name}
+    assert any("fastrtps_c" in library.name for library in libraries), "serialised without a library of its own"
+    foreign = [str(library) for library in libraries if prefix.resolve() not in library.parents]
+    assert not foreign, f"libraries from outside {prefix}: {', '.join(foreign)}"
+
     missing = {
         *(
             f"pi05_ros/{name}"
