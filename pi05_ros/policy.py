@@ -230,6 +230,10 @@ class Policy:
         self.infer(Observation(dict.fromkeys(self._feeding, black), state, prompt), seed=0)
         self.engine.warm_up()
 
+    def capture_pending(self) -> bool:
+        """Capture one plan that is still run eagerly; whether there are more. Called while nothing else is to do."""
+        return self.engine.capture_pending()
+
     def close(self) -> None:
         """Give the network's memory back; nothing can be asked afterwards."""
         device = self.engine.device

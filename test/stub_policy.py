@@ -30,6 +30,9 @@ class StubPolicy:
         self.contract = SimpleNamespace(table=lambda: "stub contract")
         self.closed = self.warm = False
 
+    def capture_pending(self) -> bool:
+        return False
+
     def infer(
         self,
         observation: Observation,

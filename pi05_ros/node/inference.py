@@ -104,6 +104,8 @@ class Inference:
         publish: sends one answer. It is called with the gate held that `deactivate` takes, so it must be short.
         report: told the exception of every refused or failed inference.
         record: told every observation (with its prompt) and its answer; must return fast.
+        on_model_thread: runs a function on the thread that alone touches the model, and returns what it returns; the
+            observation is taken there, so that it is the newest one when the model gets to it.
     """
 
     def __init__(
@@ -115,6 +117,7 @@ class Inference:
         publish: Callable[[Answer], None],
         report: Callable[[Exception], None],
         record: Callable[[Observation, Answer], None] | None = None,
+        on_model_thread: Callable[[Callable[[], bool]], bool] = lambda turn: turn(),
     ) -> None:
         self._policy = policy
         self._inputs = inputs
@@ -123,6 +126,7 @@ class Inference:
         self._publish = publish
         self._report = report
         self._record = record
+        self._on_model_thread = on_model_thread
         self._leftover = Leftover()
         self._gate = threading.Condition()
         self._stopping = False
@@ -215,7 +219,9 @@ class Inference:
         while (turn := self._await_turn()) is not None:
             activation, settings = turn
             try:
-                self._take_turn(activation, settings)
+                if not self._on_model_thread(partial(self._take_turn, activation, settings)):
+                    self._expire_request(settings)
+                    self._inputs.wait(_INPUT_WAIT_S)
             except Exception as error:  # whatever a policy, a driver or a message raises, the node lives
                 self._refuse(activation, error)
                 with self._gate:
@@ -243,24 +249,21 @@ class Inference:
                 self._gate.wait(pause)
             return None
 
-    def _take_turn(self, activation: int, settings: RunSettings) -> None:
+    def _take_turn(self, activation: int, settings: RunSettings) -> bool:
+        """Answer the newest observation; False when there was nothing to answer."""
         prompt = settings.prompt or self._policy.profile.prompt
         if not prompt:
             self._block(activation, "observation.no_prompt", "no instruction: set the parameter prompt or use ~/prompt")
-            self._expire_request(settings)
-            self._inputs.wait(_INPUT_WAIT_S)
-            return
+            return False
         started_ns = self._clock_ns()
         started = time.perf_counter()
         observation = self._inputs.take(started_ns)
         if observation is None:
-            self._expire_request(settings)
-            self._inputs.wait(_INPUT_WAIT_S)
-            return
+            return False
         arrived_ns = self._inputs.newest_receive_ns
         with self._gate:
             if self._activation != activation:
-                return
+                return True
             index = self._figures.chunks
             self._requested_at = None
             period = 1.0 / settings.trigger_rate_hz
@@ -284,6 +287,7 @@ class Inference:
         self._send(activation, answer)
         if self._record is not None:
             self._record(observation, answer)
+        return True
 
     def _send(self, activation: int, answer: Answer) -> None:
         with self._gate:

@@ -110,6 +110,59 @@ _LOADING = (
         "tokenizer", "", "while unconfigured",
         "PaliGemma tokenizer (tokenizer.json or SentencePiece .model) instead of the checkpoint's.",
     ),
+    ParameterSpec(
+        "engine", "", "while unconfigured",
+        "Preset of the engine (config/presets) or a YAML file; empty: everything resident (docs/engine.md).",
+    ),
+)  # fmt: skip
+
+SERVE = (
+    ParameterSpec(
+        "serve.enabled", False, "while unconfigured",
+        "Serve the same policy over the OpenPI websocket and HTTP (docs/network.md).",
+    ),
+    ParameterSpec(
+        "serve.host", "127.0.0.1", "while unconfigured",
+        "Address to bind. Anything but loopback lets the network in: set a key.",
+    ),
+    ParameterSpec(
+        "serve.port", 8000, "while unconfigured", "Port to bind; 0 takes a free one.", minimum=0, maximum=65535,
+    ),
+    ParameterSpec(
+        "serve.api_key_file", "", "while unconfigured",
+        "File with the key that clients must send; empty: the environment's PI05_ROS_API_KEY, else none.",
+    ),
+    ParameterSpec(
+        "serve.allowed_hosts", (), "while unconfigured",
+        "Names by which clients may address the server, beside loopback and the address they connect to.",
+    ),
+    ParameterSpec("serve.tls_certificate", "", "while unconfigured", "PEM file; with serve.tls_key, or both empty."),
+    ParameterSpec("serve.tls_key", "", "while unconfigured", "PEM file."),
+    ParameterSpec(
+        "serve.timeout_s", 60.0, "while unconfigured", "Deadline of a request that states none (seconds).",
+        minimum=0.01, maximum=3600.0,
+    ),
+    ParameterSpec(
+        "serve.max_connections", 256, "while unconfigured", "Open connections, idle ones included.",
+        minimum=1, maximum=65535,
+    ),
+    ParameterSpec(
+        "serve.max_queue", 64, "while unconfigured", "Network requests that may wait.", minimum=1, maximum=10000,
+    ),
+    ParameterSpec(
+        "serve.max_group", 1, "while unconfigured", "Network requests that may share one pass; 1 never groups.",
+        minimum=1, maximum=64,
+    ),
+    ParameterSpec(
+        "serve.max_wait_ms", 0.0, "while unconfigured",
+        "How long the oldest waiting request may be held back to fill its group (milliseconds).",
+        minimum=0.0, maximum=1000.0,
+    ),
+    ParameterSpec(
+        "serve.served_model_names", (), "while unconfigured",
+        "What a request may say as `model`; empty: the checkpoint's id.",
+    ),
+    ParameterSpec("serve.page", True, "while unconfigured", "A page for browsers at /."),
 )  # fmt: skip
 
 _RTC = RtcSettings()
@@ -144,10 +197,10 @@ _RUNNING = (
         "num_steps", 0, "any time", "Denoise steps; 0 takes the checkpoint's number.", minimum=0, maximum=1000,
     ),
     ParameterSpec(
-        "rtc", "off", "any time",
+        "rtc", "none", "any time",
         "Real-time chunking: bind each chunk to what of the last one is still to be executed when it arrives, by "
         "guidance, or by a hard prefix with checkpoints that were trained for it. Needs the profile's rate_hz.",
-        choices=("off", "guided", "hard_prefix"),
+        choices=("none", "guided", "hard_prefix"),
     ),
     ParameterSpec(
         "rtc_fade_rows", _RTC.fade_rows, "any time", "Rows behind the delay over which the pull of `guided` fades.",
@@ -219,7 +272,8 @@ _INPUTS = (
     ),
 )  # fmt: skip
 
-SPECS: tuple[ParameterSpec, ...] = _LOADING + _RUNNING + _INPUTS
+SPECS: tuple[ParameterSpec, ...] = _LOADING + _RUNNING + _INPUTS + SERVE
+_OPTIONAL = ("revision", "assets", "statistics", "normalization", "tokenizer", "engine")
 _BY_NAME = {spec.name: spec for spec in SPECS}
 
 
@@ -236,6 +290,7 @@ class LoadSettings:
     statistics: str | None
     normalization: str | None
     tokenizer: str | None
+    engine: str | None
 
 
 @dataclass(frozen=True)
@@ -330,7 +385,7 @@ def load_settings(node: Node) -> LoadSettings:
         profile=profile or "demo",
         device=text["device"],
         dtype=text["dtype"],
-        **{name: text[name] or None for name in ("revision", "assets", "statistics", "normalization", "tokenizer")},
+        **{name: text[name] or None for name in _OPTIONAL},
     )
 
 
@@ -345,7 +400,7 @@ def run_settings(node: Node) -> RunSettings:
         seed=None if value["seed"] < 0 else value["seed"],
         num_steps=value["num_steps"] or None,
         rtc=None
-        if value["rtc"] == "off"
+        if value["rtc"] == "none"
         else RtcSettings(value["rtc"], value["rtc_fade_rows"], value["rtc_schedule"], value["rtc_max_guidance_weight"]),
     )
 

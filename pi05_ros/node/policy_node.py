@@ -9,7 +9,9 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from diagnostic_msgs.msg import DiagnosticArray
 from lifecycle_msgs.srv import ChangeState
@@ -19,13 +21,15 @@ from rclpy.context import Context
 from rclpy.lifecycle import LifecycleNodeMixin, LifecycleState, TransitionCallbackReturn
 from rclpy.node import Node
 from rclpy.parameter import Parameter
+from rclpy.serialization import serialize_message
 from rclpy.task import Future
 from std_msgs.msg import Empty, String
 
+from pi05_ros.engine import scheduler
 from pi05_ros.errors import EngineError, Pi05Error
 from pi05_ros.msg import ActionChunk as ActionChunkMessage
 from pi05_ros.msg import PolicyStatus
-from pi05_ros.node import parameters, qos
+from pi05_ros.node import doors, parameters, qos
 from pi05_ros.node.inference import Answer, Figures, Inference, Reason, RunsPolicy, describe
 from pi05_ros.node.inputs import Inputs
 from pi05_ros.node.outputs import (
@@ -36,8 +40,13 @@ from pi05_ros.node.outputs import (
     status_message,
     stream_message,
 )
+from pi05_ros.observation import Observation
 from pi05_ros.profile import Profile, load_profile
+from pi05_ros.recording.recorder import Recorder
 from pi05_ros.srv import SetPrompt
+
+if TYPE_CHECKING:
+    from pi05_ros.serving.app import Server
 
 _STATUS_TICK_S = 0.1
 _STATUS_PERIOD_S = 1.0
@@ -52,6 +61,8 @@ class LoadedPolicy(RunsPolicy, Protocol):
 
     checkpoint: Any
     contract: Any
+
+    def capture_pending(self) -> bool: ...
 
     def warm_up(self) -> None: ...
 
@@ -127,6 +138,9 @@ class PolicyNode(LifecycleNodeMixin, Node):
         self._profile: Profile | None = None
         self._inputs: Inputs | None = None
         self._inference: Inference | None = None
+        self._recorder: Recorder | None = None
+        self._scheduler: scheduler.Scheduler | None = None
+        self._server: Server | None = None
         try:
             parameters.declare(self, self._parameter_overrides)
         except Pi05Error:
@@ -227,9 +241,49 @@ class PolicyNode(LifecycleNodeMixin, Node):
             parameters.qos_overrides(self),
             self.inputs_node.default_callback_group,
         )
-        self._policy = self._load_policy(
+        serve = doors.serve_settings(self)
+        self._scheduler = serve.scheduler()
+        self._scheduler.start()
+        self._server = doors.open_server(serve, settings, self._profile, self._scheduler)
+        if self._server is not None:
+            self.get_logger().info(f"network doors at {self._server.url}")
+        self._policy = policy = self._scheduler.call(partial(self._load, settings, self._profile)).result()
+        if self._server is not None:
+            doors.describe_engine(self._server, policy)
+        if settings.checkpoint is None:
+            self.get_logger().warning("the built-in checkpoint is random: its actions mean nothing")
+        if self._profile.timing.rate_hz is None:
+            self.get_logger().warning(f"profile {self._profile.name} has no rate_hz: chunks carry step_time 0")
+        self.get_logger().info("profile and checkpoint agree:\n" + policy.contract.table())
+        model_thread = self._scheduler
+        self._recorder = self._open_recorder(self._profile)
+        self._inference = Inference(
+            policy,
+            self._inputs,
+            lambda: self._settings,
+            self._now_ns,
+            self._publish_answer,
+            self._on_refusal,
+            record=None if self._recorder is None else self._record,
+            on_model_thread=lambda turn: model_thread.call(turn).result(),
+        )
+        self._inference.start()
+
+    def _open_recorder(self, profile: Profile) -> Recorder | None:
+        folder = self.get_parameter("record").value
+        if not folder:
+            return None
+        bound = self.get_parameter("record_max_mb").value * 1_000_000
+        recorder = Recorder(Path(folder), self._resolved(profile), bound, str(self._chunk_publisher.topic_name))
+        self.get_logger().info(f"every inference is recorded in {recorder.folder}")
+        return recorder
+
+    def _load(self, settings: parameters.LoadSettings, profile: Profile) -> LoadedPolicy:
+        """On the thread that will run the model: what is captured for a thread is captured for this one."""
+        # Kept before it is warmed up, so that a failed warm-up gives it back.
+        self._policy = policy = self._load_policy(
             settings.checkpoint,
-            self._profile,
+            profile,
             settings.device,
             settings.dtype,
             revision=settings.revision,
@@ -238,32 +292,40 @@ class PolicyNode(LifecycleNodeMixin, Node):
             normalization=settings.normalization,
             tokenizer=settings.tokenizer,
             progress=self._on_progress,
+            engine=settings.engine,
         )
-        self._policy.warm_up()
-        if settings.checkpoint is None:
-            self.get_logger().warning("the built-in checkpoint is random: its actions mean nothing")
-        if self._profile.timing.rate_hz is None:
-            self.get_logger().warning(f"profile {self._profile.name} has no rate_hz: chunks carry step_time 0")
-        self.get_logger().info("profile and checkpoint agree:\n" + self._policy.contract.table())
-        self._inference = Inference(
-            self._policy, self._inputs, lambda: self._settings, self._now_ns, self._publish_answer, self._on_refusal
-        )
-        self._inference.start()
+        policy.warm_up()
+        return policy
 
     def _activate(self) -> None:
-        assert self._inference is not None
+        assert self._inference is not None and self._scheduler is not None and self._policy is not None
+        self._scheduler.activate(cast(scheduler.RunsPolicy, self._policy), idle=self._policy.capture_pending)
         self._inference.activate()
 
     def _deactivate(self) -> None:
-        assert self._inference is not None
+        assert self._inference is not None and self._scheduler is not None
+        self._scheduler.deactivate("the node is not active")
         self._inference.deactivate()
 
     def _teardown(self) -> None:
         """The one way everything is given back; safe from any state, and again after it failed half-way."""
+        if self._scheduler is not None:
+            self._scheduler.deactivate("the node is shutting down")
+        if self._server is not None:
+            server, self._server = self._server, None
+            server.stop()
         if self._inference is not None:
             if not self._inference.stop(_INFERENCE_END_S):
                 raise EngineError("hung", f"the running inference did not end within {_INFERENCE_END_S:g} s")
             self._inference = None
+        if self._recorder is not None:
+            recorder, self._recorder = self._recorder, None
+            recorder.close()
+            self.get_logger().info(f"recorded {recorder.written}, dropped {recorder.dropped} {recorder.error}")
+        if self._scheduler is not None:
+            if not self._scheduler.stop(_INFERENCE_END_S):
+                raise EngineError("hung", f"the running inference did not end within {_INFERENCE_END_S:g} s")
+            self._scheduler = None
         if self._inputs is not None:
             inputs, self._inputs = self._inputs, None
             inputs.close()
@@ -404,6 +466,11 @@ class PolicyNode(LifecycleNodeMixin, Node):
     def _publish_answer(self, answer: Answer) -> None:
         self._chunk_publisher.publish(chunk_message(answer))
 
+    def _record(self, observation: Observation, answer: Answer) -> None:
+        recorder = self._recorder
+        if recorder is not None:
+            recorder.put(observation, serialize_message(chunk_message(answer)))
+
     def _on_refusal(self, error: Exception) -> None:
         text = sentence(describe(error))
         now = time.monotonic()
@@ -419,6 +486,9 @@ class PolicyNode(LifecycleNodeMixin, Node):
 
     def _on_status_tick(self) -> None:
         status = self._status()
+        server = self._server
+        if server is not None:
+            server.publish_ages({stream.name: stream.age for stream in status.streams})
         due = time.monotonic() - self._published_at >= _STATUS_PERIOD_S - _STATUS_TICK_S / 2
         if due or status.changes != self._published:
             self._publish_status(status)

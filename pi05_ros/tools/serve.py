@@ -146,7 +146,7 @@ def _load_and_warm_up(
     if stop.is_set():
         return
     policy.warm_up()
-    scheduler.activate(policy, idle=policy.engine.capture_pending)
+    scheduler.activate(policy, idle=policy.capture_pending)
     print(f"ready: {server.url}", flush=True)
 
 
