@@ -141,6 +141,40 @@ class ActionSpec(_Section):
     dims: list[ActionDimension]
 
 
+class AlohaGripper(_Section):
+    """Constants of an ALOHA gripper, by which ``adapt_to_pi`` converts it; another gripper has others.
+
+    The defaults are OpenPI's (src/openpi/policies/aloha_policy.py), for the ViperX 300's gripper.
+
+    Attributes:
+        linear_closed, linear_open: gripper positions in metres for the reported 0 and 1.
+        arm_length, horn_radius: the crank, in metres.
+        pi_angle_closed, pi_angle_open: angles in rad that the model's 0 and 1 stand for (2405 and 3110 of 4096 counts
+            with zero at 2048).
+        joint_low, joint_high: angles in rad for the commanded 0 and 1.
+    """
+
+    linear_closed: Annotated[float, Field(gt=0)] = 0.01844
+    linear_open: Annotated[float, Field(gt=0)] = 0.05800
+    arm_length: Annotated[float, Field(gt=0)] = 0.036
+    horn_radius: Annotated[float, Field(gt=0)] = 0.022
+    pi_angle_closed: float = 0.5476
+    pi_angle_open: float = 1.6296
+    joint_low: float = -0.6213
+    joint_high: float = 1.4910
+
+    @model_validator(mode="after")
+    def _opens(self) -> AlohaGripper:
+        for low, high in (
+            ("linear_closed", "linear_open"),
+            ("pi_angle_closed", "pi_angle_open"),
+            ("joint_low", "joint_high"),
+        ):
+            if getattr(self, low) == getattr(self, high):
+                raise ValueError(f"{low} and {high}: two different ends expected, got {getattr(self, low)} twice")
+        return self
+
+
 class Timing(_Section):
     """``rate_hz`` is the training rate (step time = 1 / rate); ``horizon`` and ``executed_steps`` count rows.
 
@@ -202,7 +236,11 @@ class ModelExpectation(_Section):
 
 
 class Profile(_Section):
-    """One robot, as its YAML file describes it."""
+    """One robot, as its YAML file describes it.
+
+    ``adapt_to_pi``: the checkpoint was trained on ALOHA data that OpenPI had converted to the pi convention (joint
+    signs, gripper ranges); ``aloha_gripper`` are the constants of that conversion where they are not OpenPI's.
+    """
 
     name: NonEmpty
     description: str = ""
@@ -213,6 +251,7 @@ class Profile(_Section):
     state: StateSpec
     action: ActionSpec
     adapt_to_pi: bool = False
+    aloha_gripper: AlohaGripper | None = None
     timing: Timing = Field(default_factory=Timing)
     model: ModelExpectation = Field(default_factory=ModelExpectation)
     output: Output | None = None
@@ -248,6 +287,10 @@ class Profile(_Section):
         self._check_output()
         if self.reset_pose is not None and len(self.reset_pose) != len(self.state.dims):
             raise ValueError(f"reset_pose: {len(self.state.dims)} values expected, got {len(self.reset_pose)}")
+        if self.aloha_gripper is not None and not self.adapt_to_pi:
+            raise ValueError(
+                "aloha_gripper: only adapt_to_pi uses it, and that is false; set it or leave this section out"
+            )
         if self.adapt_to_pi and (len(self.state.dims), len(self.action.dims)) != (14, 14):
             raise ValueError(
                 "adapt_to_pi: ALOHA's convention is defined for 14 state and 14 action dimensions, "

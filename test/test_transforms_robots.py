@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +12,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from pi05_ros.errors import ContractError, ProfileError
-from pi05_ros.profile import parse_profile
+from pi05_ros.profile import AlohaGripper, load_profile, parse_profile
 from pi05_ros.transforms.robots import (
     AlohaConvention,
     DimensionConversions,
@@ -102,15 +101,57 @@ def test_aloha_gripper_opens_without_a_plateau() -> None:
 
 
 def test_another_gripper_has_other_constants() -> None:
-    wide = AlohaConvention(linear_open=0.0570, joint_high=1.6)
+    wide = AlohaConvention(AlohaGripper(linear_open=0.0570, joint_high=1.6))
     state, actions = np.full(14, 0.5), np.full((1, 14), 0.5)
     assert (wide.state_to_model(state) != AlohaConvention().state_to_model(state)).nonzero()[0].tolist() == [6, 13]
     assert np.allclose(wide.state_to_robot(wide.state_to_model(state)), state)
     assert np.allclose(wide.actions_to_model(wide.actions_to_robot(actions)), actions)
-    with pytest.raises(ProfileError, match="two different ends"):
-        replace(wide, joint_low=1.6)
-    with pytest.raises(ProfileError, match="positive"):
-        replace(wide, linear_closed=0.0)
+
+
+def aloha(**changes: object) -> StateActionConvention:
+    content = {**load_profile("aloha").model_dump(mode="json"), **changes}
+    return StateActionConvention.from_profile(parse_profile(content, "own.yaml"), np.zeros(14, dtype=bool))
+
+
+def test_a_profile_gives_its_grippers_constants() -> None:
+    state, actions = np.full(14, 0.5), np.full((1, 14), 0.5)
+    usual, off = aloha(), aloha(adapt_to_pi=False)
+    assert np.array_equal(usual.state_to_model(state), AlohaConvention().state_to_model(state))
+    assert np.array_equal(off.state_to_model(state), state)
+    # Each constant alone changes the grippers' numbers, and nothing but them.
+    for name, number in {
+        "linear_closed": 0.02, "linear_open": 0.057, "arm_length": 0.037, "horn_radius": 0.0215,
+        "pi_angle_closed": 0.6, "pi_angle_open": 1.7, "joint_low": -0.6, "joint_high": 1.6,
+    }.items():  # fmt: skip
+        own = aloha(aloha_gripper={name: number})
+        states = (own.state_to_model(state), usual.state_to_model(state))
+        answers = (own.actions_to_robot(actions, state)[0], usual.actions_to_robot(actions, state)[0])
+        changed = {*np.flatnonzero(states[0] != states[1]), *np.flatnonzero(answers[0] != answers[1])}
+        assert changed == {6, 13}, name
+        model = own.actions_to_model(own.actions_to_robot(actions, state), state)
+        assert np.allclose(model, actions)
+
+
+def test_a_commanded_gripper_lies_between_the_joints_ends() -> None:
+    # By hand: the model's 0.5 is 0.5 + 0.6 rad of the joint, which goes from -0.4 to 1.6.
+    own = aloha(aloha_gripper={"pi_angle_closed": 0.6, "joint_low": -0.4, "joint_high": 1.6})
+    assert np.allclose(own.actions_to_robot(np.full((1, 14), 0.5), np.zeros(14))[0, [6, 13]], (1.1 + 0.4) / 2.0)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"aloha_gripper": {"joint_low": 1.4910}}, ["aloha_gripper", "joint_low and joint_high", "two different"]),
+        ({"aloha_gripper": {"linear_closed": 0.0}}, ["aloha_gripper.linear_closed", "greater than 0"]),
+        ({"aloha_gripper": {"linear": 1.0}}, ["aloha_gripper.linear", "Extra"]),
+        ({"aloha_gripper": {}, "adapt_to_pi": False}, ["aloha_gripper", "adapt_to_pi"]),
+    ],
+)
+def test_a_gripper_that_cannot_be_is_refused(changes: dict, said: list[str]) -> None:
+    with pytest.raises(ProfileError) as caught:
+        aloha(**changes)
+    for part in ["own.yaml", *said]:
+        assert part in str(caught.value)
 
 
 def test_aloha_refuses_other_widths() -> None:

@@ -10,14 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from pi05_ros.errors import ContractError, ProfileError
-
-if TYPE_CHECKING:
-    from pi05_ros.profile import Profile
+from pi05_ros.profile import AlohaGripper, Profile
 
 
 class DimensionConversions:
@@ -66,67 +63,44 @@ class AlohaConvention:
     Joints 1, 2, 8 and 9 change sign. Grippers: ALOHA *reports* its linear opening (0..1 between two positions in
     metres), which a crank of the given geometry turns into an angle; it is *commanded* by the joint's angle, 0..1
     between two angles. State and action are therefore different maps, and each has its own inverse.
-    Formulas and constants: OpenPI, src/openpi/policies/aloha_policy.py (its ``adapt_to_pi``); another gripper has
-    others. float64 throughout.
+    Formulas: OpenPI, src/openpi/policies/aloha_policy.py (its ``adapt_to_pi``). float64 throughout.
 
     Attributes:
-        linear_closed, linear_open: gripper positions in metres for the reported 0 and 1.
-        arm_length, horn_radius: the crank, in metres.
-        pi_angle_closed, pi_angle_open: angles in rad that the model's 0 and 1 stand for (2405 and 3110 of 4096 counts
-            with zero at 2048).
-        joint_low, joint_high: angles in rad for the commanded 0 and 1.
+        gripper: the gripper's constants.
     """
 
-    linear_closed: float = 0.01844
-    linear_open: float = 0.05800
-    arm_length: float = 0.036
-    horn_radius: float = 0.022
-    pi_angle_closed: float = 0.5476
-    pi_angle_open: float = 1.6296
-    joint_low: float = -0.6213
-    joint_high: float = 1.4910
-
-    def __post_init__(self) -> None:
-        positive = (self.linear_closed, self.linear_open, self.arm_length, self.horn_radius)
-        if not all(np.isfinite(v) and v > 0 for v in positive):
-            raise ProfileError("gripper_range", f"ALOHA's gripper lengths must be positive, got {self}")
-        angles = (self.pi_angle_closed, self.pi_angle_open, self.joint_low, self.joint_high)
-        if not all(np.isfinite(angles)):
-            raise ProfileError("gripper_range", f"ALOHA's gripper angles must be finite, got {self}")
-        for first, second in ((self.linear_closed, self.linear_open), angles[:2], angles[2:]):
-            if first == second:
-                raise ProfileError("gripper_range", f"ALOHA's gripper ranges need two different ends, got {self}")
+    gripper: AlohaGripper = field(default_factory=AlohaGripper)
 
     def state_to_model(self, state: np.ndarray) -> np.ndarray:
         """Robot state [..., 14] to the model's."""
-        out = self._flipped(state)
-        linear = out[..., _GRIPPERS] * (self.linear_open - self.linear_closed) + self.linear_closed
-        sine = (self.horn_radius**2 + linear**2 - self.arm_length**2) / (2 * self.horn_radius * linear)
+        gripper, out = self.gripper, self._flipped(state)
+        linear = out[..., _GRIPPERS] * (gripper.linear_open - gripper.linear_closed) + gripper.linear_closed
+        sine = (gripper.horn_radius**2 + linear**2 - gripper.arm_length**2) / (2 * gripper.horn_radius * linear)
         angle = np.arcsin(np.clip(sine, -1.0, 1.0))
-        out[..., _GRIPPERS] = (angle - self.pi_angle_closed) / (self.pi_angle_open - self.pi_angle_closed)
+        out[..., _GRIPPERS] = (angle - gripper.pi_angle_closed) / (gripper.pi_angle_open - gripper.pi_angle_closed)
         return out
 
     def state_to_robot(self, state: np.ndarray) -> np.ndarray:
         """Inverse of `state_to_model` where its arcsine is not cut off (the crank's law of cosines, solved)."""
-        out = self._flipped(state)
-        angle = out[..., _GRIPPERS] * (self.pi_angle_open - self.pi_angle_closed) + self.pi_angle_closed
-        reach = np.sqrt(np.maximum(self.arm_length**2 - (self.horn_radius * np.cos(angle)) ** 2, 0.0))
-        linear = self.horn_radius * np.sin(angle) + reach
-        out[..., _GRIPPERS] = (linear - self.linear_closed) / (self.linear_open - self.linear_closed)
+        gripper, out = self.gripper, self._flipped(state)
+        angle = out[..., _GRIPPERS] * (gripper.pi_angle_open - gripper.pi_angle_closed) + gripper.pi_angle_closed
+        reach = np.sqrt(np.maximum(gripper.arm_length**2 - (gripper.horn_radius * np.cos(angle)) ** 2, 0.0))
+        linear = gripper.horn_radius * np.sin(angle) + reach
+        out[..., _GRIPPERS] = (linear - gripper.linear_closed) / (gripper.linear_open - gripper.linear_closed)
         return out
 
     def actions_to_robot(self, actions: np.ndarray) -> np.ndarray:
         """The model's absolute actions [..., 14] to the robot's."""
-        out = self._flipped(actions)
-        angle = out[..., _GRIPPERS] + self.pi_angle_closed
-        out[..., _GRIPPERS] = (angle - self.joint_low) / (self.joint_high - self.joint_low)
+        gripper, out = self.gripper, self._flipped(actions)
+        angle = out[..., _GRIPPERS] + gripper.pi_angle_closed
+        out[..., _GRIPPERS] = (angle - gripper.joint_low) / (gripper.joint_high - gripper.joint_low)
         return out
 
     def actions_to_model(self, actions: np.ndarray) -> np.ndarray:
         """Inverse of `actions_to_robot`."""
-        out = self._flipped(actions)
-        angle = out[..., _GRIPPERS] * (self.joint_high - self.joint_low) + self.joint_low
-        out[..., _GRIPPERS] = angle - self.pi_angle_closed
+        gripper, out = self.gripper, self._flipped(actions)
+        angle = out[..., _GRIPPERS] * (gripper.joint_high - gripper.joint_low) + gripper.joint_low
+        out[..., _GRIPPERS] = angle - gripper.pi_angle_closed
         return out
 
     def _flipped(self, values: np.ndarray) -> np.ndarray:
@@ -199,7 +173,7 @@ class StateActionConvention:
         return cls(
             state_units=None if state.is_identity else state,
             action_units=None if action.is_identity else action,
-            aloha=AlohaConvention() if profile.adapt_to_pi else None,
+            aloha=AlohaConvention(profile.aloha_gripper or AlohaGripper()) if profile.adapt_to_pi else None,
             relative=np.array(relative, dtype=bool) if np.any(relative) else None,
         )
 
