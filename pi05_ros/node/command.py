@@ -22,6 +22,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default=str(config_dir() / "policy.yaml"),
         help="parameter file; the options above win over it (default: %(default)s)",
     )
+    parser.add_argument(
+        "--serve", action=argparse.BooleanOptionalAction, help="serve the policy over websocket and HTTP too"
+    )
     parser.add_argument("--namespace", default="", help="namespace of the node and its topics")
     parser.add_argument(
         "--autostart", action=argparse.BooleanOptionalAction, default=True, help="configure and activate at once"
@@ -37,6 +40,11 @@ def run(options: argparse.Namespace) -> int:
     if options.namespace:
         arguments += ["-r", f"__ns:=/{options.namespace.strip('/')}"]
     arguments += options.ros_args
-    given = {"checkpoint": options.checkpoint, "profile": options.profile, "prompt": options.prompt}
+    given = {
+        "checkpoint": options.checkpoint,
+        "profile": options.profile,
+        "prompt": options.prompt,
+        "serve.enabled": options.serve,
+    }
     overrides = [Parameter(name, value=value) for name, value in given.items() if value is not None]
     return run_process(lambda: [PolicyNode(parameter_overrides=overrides)], arguments, autostart=options.autostart)
