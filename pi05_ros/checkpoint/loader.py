@@ -5,19 +5,19 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
-from pathlib import Path
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from rich.console import Console
 from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
-from safetensors import SafetensorError, safe_open
+from safetensors import SafetensorError
 from torch.overrides import TorchFunctionMode
 
 from pi05_ros.checkpoint.description import Checkpoint
 from pi05_ros.checkpoint.headers import StoredTensor, read_headers
 from pi05_ros.checkpoint.keys import EMBEDDING, LM_HEAD, canonical_key
+from pi05_ros.checkpoint.sources import mapped, streamed, use_streamer
 from pi05_ros.errors import CheckpointError
 from pi05_ros.model.config import Pi05Config
 from pi05_ros.model.pi05 import Pi05
@@ -35,6 +35,7 @@ def load_model(
     device: torch.device | str = "cpu",
     dtype: torch.dtype = torch.float32,
     progress: LoadProgress | None = None,
+    streamer: bool | None = None,
 ) -> Pi05:
     """Build the network and fill it; every weight is accounted for before the first byte is read.
 
@@ -44,6 +45,7 @@ def load_model(
     Args:
         dtype: torch.float32 or torch.bfloat16; the float32 set stays float32 (`model.precision`).
         progress: called with (bytes done, bytes in all) of the files, from this thread.
+        streamer: read with Run:ai Model Streamer; ``None``: see `sources.use_streamer`.
 
     Returns:
         The network in evaluation mode, without gradients.
@@ -59,25 +61,28 @@ def load_model(
     total = sum(tensor.size for tensor in plan.values())
     done = 0
     weights: dict[str, torch.Tensor] = {}
+    target = torch.device(device)
+    stream = use_streamer(target, streamer)
     try:
-        with ExitStack() as files:
-            opened: dict[Path, safe_open] = {}
-            for name, tensor in plan.items():
-                if tensor.file not in opened:
-                    opened[tensor.file] = files.enter_context(safe_open(tensor.file, framework="pt"))
-                mapped = opened[tensor.file].get_tensor(tensor.key)
-                # copy=True: without it a tensor whose dtype is already right would stay mapped to the file.
-                weights[name] = mapped.to(device=device, dtype=parameter_dtype(name, dtype), copy=True)
-                del mapped
-                done += tensor.size
-                if progress is not None:
-                    progress(done, total)
+        for name, tensor in streamed(plan, target) if stream else mapped(plan):
+            # copy=True: without it a tensor whose dtype is already right would stay in memory that is not its own.
+            weights[name] = tensor.to(device=target, dtype=parameter_dtype(name, dtype), copy=True)
+            del tensor
+            done += plan[name].size
+            if progress is not None:
+                progress(done, total)
     except (SafetensorError, OSError) as error:
         raise CheckpointError("broken_weights", f"{checkpoint.path}: its weights cannot be read: {error}") from error
     model.load_state_dict(weights, strict=True, assign=True)
     model.eval().requires_grad_(False)
-    counts = ", ".join(f"{count:,} {name}" for name, count in count_dtypes(model).items())
-    _LOG.info("loaded %s on %s: %s, %.1f s", checkpoint.id, device, counts, time.monotonic() - began)
+    seconds = time.monotonic() - began
+    examples: dict[str, str] = {}
+    for name, parameter in model.named_parameters():
+        examples.setdefault(str(parameter.dtype).removeprefix("torch."), name)
+    counts = ", ".join(f"{count:,} {name} (as {examples[name]})" for name, count in count_dtypes(model).items())
+    how = "streamed" if stream else "mapped"
+    rate = total / seconds / 1e9
+    _LOG.info("loaded %s on %s: %s; %s, %.1f s, %.2f GB/s", checkpoint.id, device, counts, how, seconds, rate)
     return model
 
 
