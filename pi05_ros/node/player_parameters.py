@@ -76,6 +76,12 @@ SPECS: tuple[ParameterSpec, ...] = (
     _seconds("clock_jump_s", "By how much the clock may jump before the robot stops (seconds).", minimum=0.01),
     _seconds("hold_s", "How long the hold command is repeated after a stop (seconds).", maximum=10.0),
     ParameterSpec(
+        "realtime_priority", 0, "while unconfigured",
+        "Run the player's threads with this SCHED_FIFO priority, so that no other load delays commands or stops; needs "
+        "the right to (rtprio in /etc/security/limits.conf). 0: as everything else.",
+        minimum=0, maximum=98,
+    ),
+    ParameterSpec(
         "stop_heartbeat_s", 0.0, "while unconfigured",
         "Stop when ~/stop has been silent for so long (seconds), for emergency-stop monitors that publish all the "
         "time; 0: it may be silent.",
@@ -95,6 +101,7 @@ class NodeSettings:
     policy: str
     request_chunks: bool
     stop_heartbeat_s: float
+    realtime_priority: int
 
 
 def node_settings(node: Node) -> NodeSettings:
@@ -116,6 +123,7 @@ def node_settings(node: Node) -> NodeSettings:
         policy=value["policy"],
         request_chunks=value["request_chunks"],
         stop_heartbeat_s=value["stop_heartbeat_s"],
+        realtime_priority=value["realtime_priority"],
     )
 
 

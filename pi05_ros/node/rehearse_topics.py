@@ -102,11 +102,12 @@ class Observer:
 
 
 def processes(
-    handover: str, delay_ms: tuple[float, float], busy: bool, environment: dict[str, str], logs: Path
+    handover: str, delay_ms: tuple[float, float], options: argparse.Namespace, environment: dict[str, str], logs: Path
 ) -> list[Child]:
     rtc = ["-p", f"rtc:={'guided' if handover == 'rtc' else 'none'}"]
-    policy = ["analytic-policy", "--delay-ms", *map(str, delay_ms), *(["--busy"] if busy else [])]
+    policy = ["analytic-policy", "--delay-ms", *map(str, delay_ms), *(["--busy"] if options.busy else [])]
     player = ["player", "--live", "--profile", _PROFILE, "--ros-args", "-p", f"handover:={handover}"]
+    player += ["-p", f"realtime_priority:={50 if options.realtime else 0}"]
     return [
         Child("plant", ["plant", "--profile", _PROFILE], environment, logs),
         Child("policy", [*policy, "--ros-args", *rtc], environment, logs),
@@ -182,6 +183,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--seconds", type=float, default=10.0, help="of each run (default: %(default)g)")
     parser.add_argument("--handover", choices=HANDOVERS, help="only this one")
     parser.add_argument("--stops", type=int, metavar="N", help="measure the latency of N stops instead")
+    parser.add_argument("--realtime", action="store_true", help="the player with realtime_priority 50")
     parser.add_argument("--busy", action="store_true", help="the policy computes all the time instead of sleeping")
 
 
@@ -194,7 +196,7 @@ def run(options: argparse.Namespace) -> int:
     observer = Observer()
     try:
         if options.stops:
-            children = processes(options.handover or "blend", (200.0, 200.0), options.busy, environment, logs)
+            children = processes(options.handover or "blend", (200.0, 200.0), options, environment, logs)
             try:
                 milliseconds = stop_latencies(observer, children, options.stops) * 1e3
                 jitter = 0.0 if observer.status is None else observer.status.jitter_p99 * 1e3
@@ -209,7 +211,7 @@ def run(options: argparse.Namespace) -> int:
         for handover in [options.handover] if options.handover else HANDOVERS:
             for delay_ms in DELAYS_MS:
                 observer.status = None
-                children = processes(handover, delay_ms, options.busy, environment, logs)
+                children = processes(handover, delay_ms, options, environment, logs)
                 try:
                     observer.begin(children)
                     time.sleep(1.0)
