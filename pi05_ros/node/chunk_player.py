@@ -50,6 +50,7 @@ from pi05_ros.profile import Controller, Profile, load_profile
 _STATUS_TICK_S = 0.1
 _STATUS_PERIOD_S = 0.5
 _JITTER_WINDOW = 1000
+_CLOCKS_APART_S = 2e-4
 _TRIGGERS = ("configure", "activate", "deactivate", "cleanup", "shutdown")
 
 
@@ -308,6 +309,15 @@ class ChunkPlayer(LifecycleNode):
     def _now_ns(self) -> int:
         return int(self.get_clock().now().nanoseconds)
 
+    def _both_clocks(self) -> tuple[int, float]:
+        """The node's and the monotonic clock at the same moment, as far as the scheduler lets them be read so."""
+        for _ in range(3):
+            now = time.monotonic()
+            now_ns = self._now_ns()
+            if time.monotonic() - now < _CLOCKS_APART_S:
+                break
+        return now_ns, now
+
     def _on_chunk(self, message: ActionChunkMessage) -> None:
         offered = offered_chunk(message)
         with self._lock:
@@ -411,7 +421,7 @@ class ChunkPlayer(LifecycleNode):
 
     def _period(self, player: Player, revision: int) -> int:
         assert self._settings is not None
-        now_ns, now = self._now_ns(), time.monotonic()
+        now_ns, now = self._both_clocks()
         heartbeat_s = self._settings.stop_heartbeat_s
         with self._lock:
             heard = self._stop_heard
