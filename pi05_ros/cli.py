@@ -29,6 +29,9 @@ COMMANDS = {
     "profile": ("pi05_ros.tools.profile", "list, show and check robot profiles"),
     "make-checkpoint": ("pi05_ros.tools.make_checkpoint", "write a small random checkpoint in a real format"),
     "parameters": ("pi05_ros.node.parameters", "print the node's parameters as a table"),
+    "node-benchmark": ("pi05_ros.node.benchmark", "measure what the node costs without the model"),
+    "bench": ("pi05_ros.tools.bench", "time the engine, alone or beside a reference implementation"),
+    "gpu-check": ("pi05_ros.tools.gpu_check", "check graphs, precision, speed, memory and offload on a GPU"),
     "load-benchmark": ("pi05_ros.tools.load_benchmark", "measure how a checkpoint loads: time, bytes, memory"),
 }
 
