@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import signal
+import sys
 import time
 from collections.abc import Iterator
 
@@ -25,6 +26,7 @@ def graph() -> Iterator[Graph]:
 
 def test_invalid_transitions_are_refused_and_change_nothing(graph: Graph) -> None:
     with stub_node() as node:
+        node.wait_for_line("is up")
         for transition in ("activate", "deactivate", "cleanup"):
             assert not graph.change_state(transition, timeout=5.0)
             assert graph.state() == "unconfigured"
@@ -216,6 +218,13 @@ def test_a_signal_ends_it_with_0_within_two_seconds(graph: Graph, number: signal
         assert node.wait(5.0) == 0, node.text
         assert time.monotonic() - began < 2.0
         assert "Traceback" not in node.text
+
+
+def test_the_node_comes_up_before_torch() -> None:
+    # Importing torch takes seconds, in which a node that is not up yet answers neither services nor signals.
+    code = "import sys, pi05_ros.node.policy_node; sys.exit('torch' in sys.modules)"
+    with Process([sys.executable, "-c", code]) as process:
+        assert process.wait(60.0) == 0
 
 
 def test_an_unknown_parameter_is_refused_at_start() -> None:

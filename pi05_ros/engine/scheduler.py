@@ -21,7 +21,6 @@ from typing import Any, Protocol
 import numpy as np
 
 from pi05_ros.chunk import ActionChunk
-from pi05_ros.engine.engine import InferenceOptions
 from pi05_ros.errors import RequestError
 from pi05_ros.observation import Observation
 
@@ -435,6 +434,9 @@ class ControlLoop:
         Raises:
             RequestError: ``request.inactive`` or ``request.deadline``.
         """
+        # Here, not above: it brings torch, and the node imports this module before it is up.
+        from pi05_ros.engine.requests import InferenceOptions
+
         deadline = None if self._timeout_s is None else time.monotonic() + self._timeout_s
         options = InferenceOptions(noise=noise, seed=seed, num_steps=num_steps)
         ticket = self._scheduler.submit(Work(observation, options, source=self, control=True, deadline=deadline))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import sys
@@ -9,7 +10,7 @@ import threading
 import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import Any, NoReturn, Protocol, cast
 
 import rclpy
 from rclpy.context import Context
@@ -114,7 +115,7 @@ def run_process(
         autostart: configure and activate every node; a node that fails stays up, unconfigured, and says why.
 
     Returns:
-        0 after a signal; 2 when a parameter or the environment cannot be used.
+        2 when a parameter or the environment cannot be used. After a signal the process ends here, with status 0.
     """
     block_signals()
     apply_dds_defaults()
@@ -155,7 +156,9 @@ def _start(node: ManagedNode) -> None:
             return
 
 
-def _end(spinning: SpinningNodes) -> int:
+def _end(spinning: SpinningNodes) -> NoReturn:
+    """Close, or stop trying after `FORCED_END_S`, and leave the process with status 0."""
+
     def close() -> None:
         spinning.close()
         rclpy.try_shutdown()
@@ -163,9 +166,10 @@ def _end(spinning: SpinningNodes) -> int:
     closing = threading.Thread(target=close, name="end", daemon=True)
     closing.start()
     closing.join(FORCED_END_S)
-    sys.stdout.flush()
-    sys.stderr.flush()
     if closing.is_alive():
         rclpy.logging.get_logger("policy").warning(f"cut off after {FORCED_END_S:g} s: work was still going on")
-        os._exit(0)
-    return 0
+    logging.shutdown()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    # Not sys.exit: all that matters is closed, and taking torch's modules apart lasts longer than the rest of the end.
+    os._exit(0)
