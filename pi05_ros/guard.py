@@ -18,7 +18,7 @@ def _refuse_non_finite(values: np.ndarray, names: Sequence[str], what: str, erro
     for reason, found in (("nan", np.isnan(values)), ("inf", np.isinf(values))):
         if found.any():
             columns = np.flatnonzero(found.reshape(-1, values.shape[-1]).any(axis=0))
-            named = [names[column] if column < len(names) else str(column) for column in columns]
+            named = [names[column] if column < len(names) else str(column) for column in map(int, columns)]
             raise error(
                 reason,
                 f"{what}: finite numbers expected, got {reason} in {named}; nothing was executed",

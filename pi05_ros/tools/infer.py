@@ -80,9 +80,8 @@ def _print(reply: dict[str, Any], metadata: dict[str, Any], elapsed_ms: float) -
     for column, one in enumerate(described):
         values = actions[:, column]
         kind = f"{one.get('control_mode', '')} [{one.get('unit', '')}]"
-        print(
-            f"{one['name']:<{width}}  {values[0]:+9.4f} -> {values[-1]:+9.4f}  {values.min():+9.4f} to {values.max():+9.4f}  {kind}"
-        )
+        ends = f"{values[0]:+9.4f} -> {values[-1]:+9.4f}"
+        print(f"{one['name']:<{width}}  {ends}  {values.min():+9.4f} to {values.max():+9.4f}  {kind}")
 
 
 def _plain(value: Any) -> Any:
