@@ -22,6 +22,8 @@ from pi05_ros.checkpoint.loader import count_dtypes, load_model, terminal_progre
 from pi05_ros.errors import ConfigurationError
 from pi05_ros.model.precision import resolve_dtype
 
+_PERIOD_S = 0.002
+
 
 @dataclass(frozen=True)
 class LoadMeasurement:

@@ -15,6 +15,8 @@ from pi05_ros.checkpoint.statistics import Statistics
 from pi05_ros.errors import ConfigurationError
 from pi05_ros.model.config import Pi05Config
 
+_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the options to the sub-command's parser."""
