@@ -9,6 +9,7 @@ from importlib import import_module
 
 from pi05_ros import __version__
 from pi05_ros.errors import Pi05Error
+from pi05_ros.node.environment import missing_ros
 
 # Sub-command -> (module, one line of help). A module has add_arguments(parser) and run(args) -> exit status; it is
 # imported only when its sub-command is called, so that `--help` needs neither torch nor rclpy.
@@ -43,17 +44,23 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--version", action="version", version=f"pi05_ros {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     wanted = next((argument for argument in arguments if not argument.startswith("-")), None)
-    for name, (module, help_line) in COMMANDS.items():
-        command = commands.add_parser(name, help=help_line, description=help_line[0].upper() + help_line[1:] + ".")
-        if name == wanted:
-            tool = import_module(module)
-            tool.add_arguments(command)
-            command.set_defaults(run=tool.run)
-    options = parser.parse_args(arguments)
     try:
+        for name, (module, help_line) in COMMANDS.items():
+            command = commands.add_parser(name, help=help_line, description=help_line[0].upper() + help_line[1:] + ".")
+            if name == wanted:
+                tool = import_module(module)
+                tool.add_arguments(command)
+                command.set_defaults(run=tool.run)
+        options = parser.parse_args(arguments)
         return int(options.run(options))
+    except ImportError as error:
+        explained = missing_ros(error)
+        if explained is None:
+            raise
+        print(f"pi05-ros {wanted}: {explained}", file=sys.stderr)
+        return 2
     except Pi05Error as error:
-        print(f"pi05-ros {options.command}: {error}", file=sys.stderr)
+        print(f"pi05-ros {wanted}: {error}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         return 130

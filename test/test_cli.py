@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import platform
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -54,3 +57,24 @@ def test_unknown_command_is_refused(capsys: pytest.CaptureFixture[str]):
         main(["fly"])
     assert end.value.code == 2
     assert "fly" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("path", "said"),
+    [
+        # As a sourced distribution looks from another Python: the package is there, its compiled part is not.
+        ("lib/python3.42/site-packages", "the ROS on PYTHONPATH is for Python 3.42"),
+        ("elsewhere", "no ROS is on its path"),
+    ],
+)
+def test_a_python_that_does_not_fit_ros_is_named_with_its_version(tmp_path: Path, path: str, said: str):
+    package = tmp_path / path / "rclpy"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text("from rclpy import _rclpy_pybind11\n")
+    command = [sys.executable, "-m", "pi05_ros.cli", "node"]
+    environment = {**os.environ, "PYTHONPATH": f"{package.parent}:{Path(__file__).parents[1]}"}
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 2
+    assert "config.ros_python" in done.stderr and said in done.stderr
+    assert f"Python {platform.python_version()}" in done.stderr
+    assert "Traceback" not in done.stderr

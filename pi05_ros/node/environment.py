@@ -1,4 +1,4 @@
-"""The environment that DDS reads: a Fast DDS profile that carries images, and isolation from every other robot.
+"""What ROS needs around it: a Python that fits, a Fast DDS profile that carries images, no way to another robot.
 
 All of it must be in place before ``rclpy.init``; nothing here imports rclpy.
 """
@@ -7,8 +7,11 @@ from __future__ import annotations
 
 import fcntl
 import os
+import platform
 import random
+import re
 import socket
+import sys
 import tempfile
 from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
@@ -28,6 +31,25 @@ ESCAPE_VARIABLES = ("ROS_STATIC_PEERS", "ROS_DISCOVERY_SERVER", "ROS_LOCALHOST_O
 # RTPS 2.5, section 9.6.2: the ports of a domain start at 7400 + 250 * id. Above 101 they meet Linux's ephemeral ports.
 _DOMAIN_IDS = range(1, 102)
 _held: list[IO[str]] = []
+
+
+def missing_ros(error: ImportError) -> ConfigurationError | None:
+    """What a failed import of ROS means for people: which Python runs, and which one ROS is for.
+
+    ``None`` where it was not rclpy or its compiled part that failed.
+    """
+    if (error.name or "").partition(".")[0] != "rclpy" and "rclpy" not in str(error):
+        return None
+    # A sourced distribution puts its folder, named after its Python, into PYTHONPATH; the compiled part fits no other.
+    found = [match[1] for path in sys.path if (match := re.search(r"/python(3\.\d+)/(?:site|dist)-packages", path))]
+    ours = ".".join(platform.python_version_tuple()[:2])
+    others = sorted({version for version in found if version != ours})
+    what = f"the ROS on PYTHONPATH is for Python {' and '.join(others)}" if others else "no ROS is on its path"
+    return ConfigurationError(
+        "ros_python",
+        f"rclpy cannot be imported: Python {platform.python_version()} ({sys.executable}) runs, and {what} ({error}); "
+        "source the distribution's setup file and use its Python, or install the ROS wheels (scripts/setup.sh)",
+    )
 
 
 def dds_profile() -> Path:
