@@ -334,8 +334,9 @@ def run(options: argparse.Namespace) -> int:
 def _document(measured: Measured, seconds: float) -> str:
     machine = f"{_processor()}, {os.cpu_count()} cores, load average {measured.load:.1f}"
     versions = f"Python {platform.python_version()}, {platform.system()} {platform.release()}"
+    command = f"pi05-ros node-benchmark --seconds {seconds:g} --write"
     said = (
-        f"`pi05-ros node-benchmark --seconds {seconds:g} --write`, {time.strftime('%Y-%m-%d')}.\n{machine}, {versions}.\n"
+        f"`{command}`, {time.strftime('%Y-%m-%d')}.\n{machine}, {versions}.\n"
         "Three raw 640x480 cameras at 30 Hz and joints at 50 Hz from another process; a model that answers at once,\n"
         "asked for every observation."
     )
