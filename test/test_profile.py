@@ -39,6 +39,47 @@ def test_shipped_profiles_load():
         assert profile.anchor in profile.cameras
 
 
+BASE, LEFT, RIGHT = "base_0_rgb", "left_wrist_0_rgb", "right_wrist_0_rgb"
+
+
+@pytest.mark.parametrize(
+    ("name", "slots", "state", "action", "relative", "timing", "in_prompt"),
+    [
+        ("aloha", [BASE, LEFT, RIGHT, None], 14, 14, [6, 13], (50, 50, 25), True),
+        ("droid", [BASE, LEFT], 8, 8, None, (15, 15, 8), True),
+        ("libero_openpi", [BASE, LEFT], 8, 7, None, (None, 10, 5), False),
+        ("libero", ["image", "image2"], 8, 7, None, (None, None, 10), True),
+        ("ur5e", [BASE, LEFT], 7, 7, [6], (20, 50, None), True),
+        ("so101", ["front", "wrist"], 6, 6, None, (30, 50, 50), True),
+    ],
+)
+def test_shipped_profiles_say_what_is_known_of_their_robots(
+    name: str,
+    slots: list[str | None],
+    state: int,
+    action: int,
+    relative: list[int] | None,
+    timing: tuple[float | None, int | None, int | None],
+    in_prompt: bool,
+):
+    """``relative``: the dimensions that are absolute while all others are relative; ``None``: none is relative."""
+    profile = load_profile(name)
+    assert [camera.slot for camera in profile.cameras.values()] == slots
+    assert (len(profile.state.dims), len(profile.action.dims)) == (state, action)
+    mask = [dim.relative for dim in profile.action.dims]
+    assert (not any(mask)) if relative is None else mask == [index not in relative for index in range(action)]
+    assert (profile.timing.rate_hz, profile.timing.horizon, profile.timing.executed_steps) == timing
+    assert profile.model.state_in_prompt is in_prompt
+    assert profile.adapt_to_pi is (name == "aloha")
+
+
+def test_droid_gives_velocities_within_one_and_so101_works_in_degrees():
+    droid, so101 = load_profile("droid").action.dims, load_profile("so101").action.dims
+    assert [(dim.control, dim.limits) for dim in droid[:7]] == [("velocity", (-1.0, 1.0))] * 7
+    assert (droid[7].control, droid[7].limits) == ("gripper", None)
+    assert [dim.model_unit for dim in so101] == ["deg"] * 5 + ["percent"]
+
+
 @pytest.mark.parametrize(
     ("path", "value", "names"),
     [
