@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import logging
+import re
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -112,6 +113,13 @@ def test_results_are_the_callers():
     kept = first.actions.clone()
     run_one(one, observations()[1])
     assert torch.equal(first.actions, kept)
+
+
+def test_the_attention_backend_is_told(caplog: pytest.LogCaptureFixture):
+    one = engine(capture=True, cuda_graph=True)
+    with caplog.at_level(logging.INFO):
+        run_one(one, observations()[0])
+    assert re.search(r"captured .*attention: prefix \w+, suffix \w+", caplog.text)
 
 
 def test_plans_are_bounded():

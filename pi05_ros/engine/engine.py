@@ -7,6 +7,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -87,6 +88,10 @@ class Engine:
     def plans(self) -> dict[PlanKey, bool]:
         """The plans that are kept, and whether each is captured."""
         return {key: kept.whole is not None for key, kept in self._plans.items()}
+
+    def attention(self, key: PlanKey) -> str:
+        """Which attention kernels a plan that is kept uses."""
+        return self._plans[key].plan.attention()
 
     @torch.inference_mode()
     def run(self, members: Sequence[ModelInputs], options: Sequence[InferenceOptions]) -> list[EngineResult]:
@@ -269,18 +274,17 @@ class Engine:
     def _capture_plan(self, kept: _Kept) -> None:
         assert self._capture is not None
         plan = kept.plan
-        kept.clocks = _stage_clocks(self.device)
-        if kept.clocks:
-            plan.between_stages = kept.clocks[1].record
         try:
-            whole = self._capture(lambda: _timed(plan, kept.clocks))
+            kept.clocks = _stage_clocks(self.device)
+            plan.between_stages = partial(_record, kept.clocks[1:])
+            whole = self._capture(partial(_timed, plan, kept.clocks[:1]))
             kept.denoise = self._capture(plan.denoise)
         except Exception as error:
-            kept.failed = True
+            kept.failed, kept.denoise = True, None
             _LOG.warning("no graph of %s, it stays eager: %s: %s", plan.key, type(error).__name__, error)
             return
         kept.whole = whole
-        _LOG.info("captured %s, %.1f MB of buffers", plan.key, plan.buffer_bytes / 1e6)
+        _LOG.info("captured %s, %.1f MB of buffers, %s", plan.key, plan.buffer_bytes / 1e6, plan.attention())
 
     def _self_check(self, kept: _Kept, replayed: _Pass, with_prefix: bool) -> _Pass:
         """Compare one of the first replays with the same plan computed eagerly; the eager answer wins."""
@@ -356,9 +360,15 @@ def _stage_clocks(device: torch.device) -> list[Any]:
 
 
 def _timed(plan: Plan, clocks: Sequence[Any]) -> None:
-    if clocks:
-        clocks[0].record()
+    _record(clocks)
     plan.whole()
+
+
+def _record(clocks: Sequence[Any]) -> None:
+    # Outside a capture (its warm-ups) such an event cannot be recorded.
+    if clocks and torch.cuda.is_current_stream_capturing():
+        for clock in clocks:
+            clock.record()
 
 
 def _compile_layers(model: Pi05) -> None:

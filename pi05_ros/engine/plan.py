@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn.attention import SDPBackend
 
 from pi05_ros.engine.modulation import ModulationTables, by_row
 from pi05_ros.engine.placement import WeightPlacement
@@ -97,6 +98,21 @@ class Plan:
         tensors = [one.device for one in self._inputs] + [self.actions]
         tensors += [part for store in self._stores for part in store]
         return sum(one.numel() * one.element_size() for one in tensors)
+
+    def attention(self) -> str:
+        """Which of torch's attention kernels the prefix and the suffix get."""
+        key, config, store = self.key, self._model.config.vlm, self._stores[0]
+        found = []
+        for name, rows, seen, keys in (
+            ("prefix", self.length, self.length, self._first_candidates()[0].first(self.length)),
+            ("suffix", key.horizon, self.length + key.horizon, store),
+        ):
+            folded = rows * config.num_heads // config.num_kv_heads
+            query = keys.key.new_empty(keys.key.shape[0], config.num_kv_heads, folded, config.head_dim)
+            mask = query.new_zeros(query.shape[0], 1, 1, seen) if key.masked else None
+            choice = torch._fused_sdp_choice(query, keys.key, keys.value, attn_mask=mask)
+            found.append(f"{name} {SDPBackend(choice).name.lower()}")
+        return "attention: " + ", ".join(found)
 
     def load(self, observations: Sequence[ModelInputs], requests: Sequence[Request], cameras: Sequence[int]) -> None:
         """Copy a group in.

@@ -30,7 +30,6 @@ from pi05_ros.policy import resolve_device
 from pi05_ros.tools.peers import PEERS, Sampler
 from pi05_ros.tools.roofline import stages
 
-HELP = "time the engine, beside LeRobot or OpenPI on the same weights, inputs and noise"
 # 18 layers of little width: what is saved by leaving one of two layers out saves little here.
 NARROW = Pi05Config(
     vlm=GemmaConfig(width=256, depth=18, mlp_dim=1024, num_heads=8, num_kv_heads=1, head_dim=32),

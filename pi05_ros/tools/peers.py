@@ -18,8 +18,8 @@ from pi05_ros.model.config import Pi05Config
 Sampler = Callable[[Sequence[ModelInputs], Tensor, int], Tensor]
 
 
-def lerobot(config: Pi05Config, seed: int, device: torch.device, dtype: torch.dtype) -> Sampler:
-    """LeRobot's own Pi0.5 at any size, with the weights of `random_weight`.
+def lerobot(config: Pi05Config, seed: int | None, device: torch.device, dtype: torch.dtype) -> Sampler:
+    """LeRobot's own Pi0.5 at any size, with the weights of `random_weight` (its own first ones without a seed).
 
     LeRobot builds only the published sizes, so its size table is replaced while the network is made; nothing that it
     computes is touched.
@@ -69,16 +69,18 @@ def lerobot(config: Pi05Config, seed: int, device: torch.device, dtype: torch.dt
             input_features={"observation.state": PolicyFeature(FeatureType.STATE, (config.action_dim,))},
             output_features={"action": PolicyFeature(FeatureType.ACTION, (config.action_dim,))},
         )
-        model = theirs.PI05Pytorch(settings)
+        with torch.device(device):
+            model = theirs.PI05Pytorch(settings)
     finally:
         theirs.get_gemma_config = table
         theirs.PaliGemmaForConditionalGenerationWithPiGemma, theirs.PiGemmaForCausalLM = paligemma, expert
-    fill(model, seed)
+    if seed is not None:
+        fill(model, seed)
     model = model.to(device).eval()
     return lambda members, noise, steps: _sample(model, members, noise, steps, device)
 
 
-def openpi(config: Pi05Config, seed: int, device: torch.device, dtype: torch.dtype) -> Sampler:
+def openpi(config: Pi05Config, seed: int | None, device: torch.device, dtype: torch.dtype) -> Sampler:
     """OpenPI's PyTorch Pi0.5; it has the published sizes only.
 
     Raises:
@@ -101,7 +103,8 @@ def openpi(config: Pi05Config, seed: int, device: torch.device, dtype: torch.dty
         dtype=str(dtype).removeprefix("torch."),
     )
     model = PI0Pytorch(settings)
-    fill(model, seed)
+    if seed is not None:
+        fill(model, seed)
     model = model.to(device).eval()
 
     def sample(members: Sequence[ModelInputs], noise: Tensor, steps: int) -> Tensor:
