@@ -5,7 +5,6 @@ It is no functional safety: its stop is software on a computer that may hang. Se
 
 from __future__ import annotations
 
-import os
 import sys
 import threading
 import time
@@ -13,7 +12,6 @@ import traceback
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -42,6 +40,7 @@ from pi05_ros.node.player_messages import (
     trajectory_message,
 )
 from pi05_ros.node.player_parameters import SPECS, NodeSettings, node_settings, player_settings
+from pi05_ros.node.process import raise_priority
 from pi05_ros.playback.limits import Limits, joint_names, read_urdf
 from pi05_ros.playback.player import Player
 from pi05_ros.playback.settings import Command
@@ -265,20 +264,11 @@ class ChunkPlayer(LifecycleNode):
         self._thread = threading.Thread(target=self._control, name="control", daemon=True)
         self._thread.start()
         if self._settings is not None and self._settings.realtime_priority > 0:
-            self._raise_priority(self._settings.realtime_priority)
-
-    def _raise_priority(self, priority: int) -> None:
-        """Of every thread of this process: commands pass through the middleware's as well."""
-        try:
-            for thread in Path("/proc/self/task").iterdir():
-                os.sched_setscheduler(int(thread.name), os.SCHED_FIFO, os.sched_param(priority))
-        except PermissionError as error:
-            self._end_control()
-            raise ConfigurationError(
-                "realtime_priority",
-                f"realtime_priority {priority}: the right to SCHED_FIFO expected ({error}); give this user an rtprio "
-                "of at least as much in /etc/security/limits.conf, or say 0",
-            ) from error
+            try:
+                raise_priority(self._settings.realtime_priority)
+            except Pi05Error:
+                self._end_control()
+                raise
 
     def _end_control(self) -> None:
         """Hold the robot with a last command and end the control loop."""

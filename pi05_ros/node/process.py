@@ -18,7 +18,7 @@ from rclpy.executors import ExternalShutdownException, ShutdownException, Single
 from rclpy.node import Node
 from rclpy.signals import SignalHandlerOptions
 
-from pi05_ros.errors import Pi05Error
+from pi05_ros.errors import ConfigurationError, Pi05Error
 from pi05_ros.node.environment import apply_dds_defaults
 
 # SIGINT and SIGTERM end the process within two seconds; what is not done by then (a model in the middle of its
@@ -173,3 +173,20 @@ def _end(spinning: SpinningNodes) -> NoReturn:
     sys.stderr.flush()
     # Not sys.exit: all that matters is closed, and taking torch's modules apart lasts longer than the rest of the end.
     os._exit(0)
+
+
+def raise_priority(priority: int) -> None:
+    """Run every thread of this process, the middleware's among them, with this SCHED_FIFO priority (1 to 98).
+
+    Raises:
+        ConfigurationError: ``config.realtime_priority`` without the right to.
+    """
+    try:
+        for thread in Path("/proc/self/task").iterdir():
+            os.sched_setscheduler(int(thread.name), os.SCHED_FIFO, os.sched_param(priority))
+    except PermissionError as error:
+        raise ConfigurationError(
+            "realtime_priority",
+            f"realtime_priority {priority}: the right to SCHED_FIFO expected ({error}); give this user an rtprio of at "
+            "least as much in /etc/security/limits.conf, or say 0",
+        ) from error

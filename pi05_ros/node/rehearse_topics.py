@@ -26,7 +26,7 @@ from pi05_ros.msg import PlayerStatus
 from pi05_ros.node import qos
 from pi05_ros.node.demo import Child
 from pi05_ros.node.environment import isolated_environment
-from pi05_ros.node.process import Spinner
+from pi05_ros.node.process import Spinner, raise_priority
 from pi05_ros.playback.figures import motion_figures
 from pi05_ros.playback.flow_target import paths
 from pi05_ros.playback.handover import HANDOVERS
@@ -194,6 +194,8 @@ def run(options: argparse.Namespace) -> int:
     environment.setdefault("ROS_LOG_DIR", str(logs))
     os.environ.update(environment)
     observer = Observer()
+    if options.realtime:
+        raise_priority(51)  # what measures must not wait where what is measured does not
     try:
         if options.stops:
             children = processes(options.handover or "blend", (200.0, 200.0), options, environment, logs)
