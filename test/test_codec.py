@@ -7,6 +7,7 @@ import contextlib
 import io
 import json
 import random
+import time
 
 import msgpack
 import numpy as np
@@ -225,3 +226,13 @@ def test_fuzzed_messages_decode_or_are_refused() -> None:
 @pytest.mark.soak
 def test_fuzzed_messages_decode_or_are_refused_at_length() -> None:
     fuzz(200_000, seed=1)
+
+
+def test_no_npy_header_takes_long() -> None:
+    for filling in (b"1" * 400, b"1, " * 130, b" " * 400, b"1" * 4000):
+        header = b"{'descr': '<f4', 'fortran_order': False, 'shape': (" + filling + b"x"
+        content = b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header
+        started = time.monotonic()
+        with pytest.raises(ObservationError):
+            unpackb(msgpack.packb({"x": {"__ndarray_class__": True, "as_npy": content}}))
+        assert time.monotonic() - started < 0.1
