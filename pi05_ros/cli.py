@@ -16,8 +16,7 @@ from pi05_ros.node.environment import missing_ros
 COMMANDS = {
     "node": ("pi05_ros.node.command", "run the policy node (what `ros2 launch pi05_ros policy.launch.py` starts)"),
     "player": ("pi05_ros.node.player_command", "play the policy's chunks on a robot; dry unless told otherwise"),
-    "check": ("pi05_ros.tools.check", "inspect a bag against a profile: rates, stamps, names, ranges, frozen cameras"),
-    "check-live": ("pi05_ros.node.check_live", "the same with the running graph"),
+    "check": ("pi05_ros.tools.check", "inspect a bag or the live graph: rates, stamps, names, ranges, frozen cameras"),
     "replay": ("pi05_ros.tools.replay", "put a bag through the policy and compare with what was recorded"),
     "rehearse": ("pi05_ros.tools.rehearse", "every hand-over against delayed inference, as a table and a plot"),
     "rehearse-topics": ("pi05_ros.node.rehearse_topics", "the same over topics; latency of stops"),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import subprocess
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -9,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from player_world import arm
+from ros_helpers import COMMAND, environment, stand_in_robot
 from rosbags.rosbag2 import StoragePlugin
 from test_replay import write_teleoperation
 
@@ -106,3 +109,15 @@ def test_statistics_are_said_in_robot_units():
     spans = statistics_spans(load_profile("demo"), "builtin")
     assert set(spans) == {dim.name for dim in load_profile("demo").state.dims}
     assert all(low < high for low, high in spans.values())
+
+
+def test_the_live_graph_is_inspected_by_the_command() -> None:
+    with stand_in_robot() as robot:
+        robot.wait_for_line("publishes")
+        asked = [*COMMAND, "check", "--live", "--seconds", "3", "--profile", "demo", "--checkpoint", "builtin"]
+        done = subprocess.run(asked, env=environment(), capture_output=True, text=True, timeout=90, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    for name in ("base", "left_wrist", "right_wrist", "joints", "gripper"):
+        assert re.search(rf"^ok\s+{name}\s", done.stdout, re.MULTILINE), done.stdout
+    silent = subprocess.run(asked, env=environment(), capture_output=True, text=True, timeout=90, check=False)
+    assert silent.returncode == 1 and "error" in silent.stdout
