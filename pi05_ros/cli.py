@@ -26,7 +26,7 @@ COMMANDS = {
     "robot": ("pi05_ros.node.robot", "stand-in robot: cameras and joint states of a profile on its topics"),
     "serve": ("pi05_ros.tools.serve", "serve the policy over websocket and HTTP, without ROS"),
     "infer": ("pi05_ros.tools.infer", "ask a running server for one action chunk"),
-    "profile": ("pi05_ros.tools.profile", "list, show and check robot profiles"),
+    "profile": ("pi05_ros.tools.profile", "list, show, draft and check robot profiles"),
     "make-checkpoint": ("pi05_ros.tools.make_checkpoint", "write a small random checkpoint in a real format"),
     "parameters": ("pi05_ros.node.parameters", "print the node's parameters as a table"),
     "node-benchmark": ("pi05_ros.node.benchmark", "measure what the node costs without the model"),
