@@ -9,8 +9,12 @@ import pytest
 import torch
 from engine_cases import answer, engine, observations, run_one
 
+from pi05_ros.checkpoint.make import SIZES
 from pi05_ros.engine.engine import Engine, InferenceOptions, ModelInputs
 from pi05_ros.engine.prefix_cache import PrefixCache
+from pi05_ros.engine.settings import EngineSettings
+from pi05_ros.tools.bench import random_model
+from pi05_ros.tools.gpu_check import observations as full_observations
 
 
 def cached(**settings: object) -> Engine:
@@ -142,10 +146,12 @@ def test_bytes_and_entries_are_bounded_under_churn():
 
 
 def test_a_hit_saves_the_prefix_stage():
-    one, member = engine(prefix_cache_entries=4), observations()[0]
-    run_one(one, member, prefix_cache=False)
-    missed = [run_one(one, member, prefix_cache=False).timings_ms["prefix"] for _ in range(5)]
-    run_one(one, member)
-    hits = [run_one(one, member) for _ in range(5)]
+    """At least 95 % of it, hash and copy included; on a network whose prefix weighs something."""
+    config = SIZES["small"]
+    one = Engine(random_model(config, 0, torch.device("cpu"), torch.float32), 1, EngineSettings(prefix_cache_entries=2))
+    (member,) = full_observations(config, 1, 37)
+    missed = min(run_one(one, member, noise=None, prefix_cache=False).timings_ms["prefix"] for _ in range(2))
+    run_one(one, member, noise=None)
+    hits = [run_one(one, member, noise=None) for _ in range(5)]
     assert all(hit.cache_hit for hit in hits)
-    assert min(hit.timings_ms["prefix"] for hit in hits) < min(missed)
+    assert min(hit.timings_ms["prefix"] for hit in hits) <= 0.05 * missed

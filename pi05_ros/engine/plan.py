@@ -151,12 +151,19 @@ class Plan:
     def prefix(self) -> None:
         """Images and prompt to keys and values."""
         model, key = self._model, self.key
-        with self._placement.stage("vision"):
-            images = model.embed_cameras(self._images.device)
-        with self._placement.stage("language"):
-            embedded = torch.cat([images, model.embed_tokens(self._tokens.device)], dim=1)
-            del images
-            model.write_prefix(self._first_candidates(), embedded, self._valid.device[:: key.candidates], key.masked)
+        # A GPU fills up with all observations at once. A CPU is full with one, and its larger intermediate results
+        # would leave the caches and be mapped anew at every use.
+        together = 1 if model.device.type == "cpu" else key.observations
+        for start in range(0, key.observations, together):
+            rows = slice(start, start + together)
+            with self._placement.stage("vision"):
+                images = model.embed_cameras(self._images.device[:, rows])
+            with self._placement.stage("language"):
+                embedded = torch.cat([images, model.embed_tokens(self._tokens.device[rows])], dim=1)
+                del images
+                stores = [KeyValues(keys[rows], values[rows]) for keys, values in self._first_candidates()]
+                valid = self._valid.device[:: key.candidates][rows]
+                model.write_prefix(stores, embedded, valid, key.masked)
         if key.candidates > 1:
             for store in self._stores:
                 for part in store:
