@@ -148,7 +148,10 @@ class Policy:
         flags: list[str] = []
         bins = None
         if self.contract.state_in_prompt:
-            bins = discretize_state(normalized).tolist()
+            written = normalized
+            if self.profile.model.padded_state:
+                written = np.pad(normalized, (0, self.model.config.action_dim - len(normalized)))
+            bins = discretize_state(written).tolist()
             beyond = normalizer.outside_dimensions(normalized)
             flags += [f"state.beyond_statistics:{self.contract.state_names[index]}" for index in beyond]
         if self.tokenizer is None:

@@ -227,9 +227,14 @@ class Output(_Section):
 
 
 class ModelExpectation(_Section):
-    """What the profile knows about checkpoints for this robot; ``null`` follows the checkpoint."""
+    """What the profile knows about checkpoints for this robot; ``null`` follows the checkpoint.
+
+    ``padded_state``: the checkpoint was trained with the state padded with zeros to the model's width before it was
+    written into the prompt. Normally only the real dimensions are.
+    """
 
     state_in_prompt: bool | None = None
+    padded_state: bool = False
     normalization: Literal["quantile", "mean_std", "none"] | None = None
     statistics: NonEmpty | None = None
     resize: Literal["torch", "pil"] | None = None

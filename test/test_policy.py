@@ -149,6 +149,14 @@ def test_only_real_state_dimensions_enter_the_prompt(base: Path):
         policy.prepare(base_observation(33))
 
 
+def test_checkpoints_trained_with_a_padded_state_are_switched_to(demo: Policy):
+    content = demo.profile.model_dump(mode="json")
+    content["model"]["padded_state"] = True
+    padded = load_policy(profile=parse_profile(content, "padded"))
+    tokens = [int(policy.prepare(demo_observation()).inputs.token_mask.sum()) for policy in (demo, padded)]
+    assert tokens[1] > tokens[0] + 25, "25 more numbers stand in the prompt"
+
+
 def test_base_with_a_robot_needs_statistics(base: Path, tmp_path: Path):
     robot = three_cameras(32)
     with pytest.raises(ContractError, match="carries none.*normalization: none") as caught:

@@ -219,7 +219,7 @@ class Inference:
         while (turn := self._await_turn()) is not None:
             activation, settings = turn
             try:
-                if not self._on_model_thread(partial(self._take_turn, activation, settings)):
+                if not self._on_model_thread(partial(self._take_turn, activation)):
                     self._expire_request(settings)
                     self._inputs.wait(_INPUT_WAIT_S)
             except Exception as error:  # whatever a policy, a driver or a message raises, the node lives
@@ -249,8 +249,9 @@ class Inference:
                 self._gate.wait(pause)
             return None
 
-    def _take_turn(self, activation: int, settings: RunSettings) -> bool:
-        """Answer the newest observation; False when there was nothing to answer."""
+    def _take_turn(self, activation: int) -> bool:
+        """Answer the newest observation as the settings now are; False when there was nothing to answer."""
+        settings = self._settings()
         prompt = settings.prompt or self._policy.profile.prompt
         if not prompt:
             self._block(activation, "observation.no_prompt", "no instruction: set the parameter prompt or use ~/prompt")

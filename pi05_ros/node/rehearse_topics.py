@@ -88,12 +88,19 @@ class Observer:
         return "" if answer.success else str(answer.message)
 
     def begin(self, children: Sequence[Child]) -> None:
-        """Start, as often as it takes until policy and plant are there, and wait for the motion."""
+        """Start once policy and plant are there, again while the target is too far away, and wait for the motion."""
         self.wait(lambda s: s.lifecycle == "active" and s.feedback_age >= 0.0, children)
-        refused = self.call("start")
-        if refused:
-            raise RequestError("start", refused)
-        self.wait(lambda s: s.state == "running", children)
+        deadline = time.monotonic() + _TIMEOUT_S
+        while True:
+            refused = self.call("start")
+            if refused:
+                raise RequestError("start", refused)
+            begun = self.wait(lambda s: s.state == "running" or s.reason.startswith("start.distance"), children)
+            if begun.state == "running":
+                return
+            if time.monotonic() > deadline:
+                raise RequestError("start", begun.reason)
+            time.sleep(0.3)
 
     def close(self) -> None:
         self._spinner.stop()
