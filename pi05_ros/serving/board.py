@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from pi05_ros.engine.scheduler import Scheduler, Served
+from pi05_ros.engine.scheduler import Answer, Scheduler, Served
 from pi05_ros.serving.facts import PolicyFacts
 from pi05_ros.serving.failures import Failure, describe
 
@@ -46,14 +46,14 @@ class Board:
         """Keep the newest answered request; called on the inference thread, so nothing is computed here."""
         self._seen = _Seen(served, time.time())
 
-    def observe(self, served: Served) -> None:
+    def observe(self, control: bool, answer: Answer | None, error: BaseException | None) -> None:
         """Take note of one request of the scheduler."""
-        if served.answer is not None:
+        if answer is not None:
             self._count += 1
-            self._latencies.append(served.answer.queue_ms + served.answer.infer_ms)
-        elif served.error is not None and served.work.control:
+            self._latencies.append(answer.queue_ms + answer.infer_ms)
+        elif error is not None and control:
             # What is refused to the network is told by its door, with what never came as far as the scheduler.
-            self.refuse("control", describe(served.error))
+            self.refuse("control", describe(error))
 
     def refuse(self, door: str, failure: Failure) -> None:
         """Take note of a refusal."""

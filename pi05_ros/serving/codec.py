@@ -33,7 +33,7 @@ _CONTAINER_CELLS = 8
 _NOT_PLAIN = {list, dict, msgpack.Timestamp}
 # Exactly what numpy writes (numpy.lib.format).
 _NPY_HEADER = re.compile(
-    rb"\{'descr': '([^']{1,16})', 'fortran_order': (True|False), 'shape': \(([0-9, ]{0,400})\), \}\s*"
+    rb"\{'descr': '([!-&(-~]{1,16})', 'fortran_order': (True|False), 'shape': \(([0-9, ]{0,400})\), \}\s*"
 )
 _NPY_MAGIC = b"\x93NUMPY"
 

@@ -9,13 +9,10 @@ from collections import deque
 from collections.abc import Hashable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass
 from typing import Any, Literal
 
-import numpy as np
-
 from pi05_ros.engine.scheduler import Answer, Scheduler, Served, Ticket, Work, deadline_error
-from pi05_ros.observation import Observation
 from pi05_ros.serving.board import Board
 from pi05_ros.serving.codec import parse_json, unpackb
 from pi05_ros.serving.facts import PolicyFacts
@@ -27,8 +24,6 @@ _logger = logging.getLogger(__name__)
 # Arrays in a frame up to this size are decoded faster than a thread could be asked to do it.
 _INLINE_BYTES = 4 * 2**20
 _CATCH_UP_S = 0.1
-
-_WITHOUT_PICTURES = {control: Work(Observation({}, np.empty(0)), None, control=control) for control in (False, True)}
 
 
 class Desk:
@@ -42,23 +37,23 @@ class Desk:
         self.metrics = Metrics(lambda: scheduler.depth, lambda: scheduler.active, lambda: self.connections)
         self.board = Board(facts, scheduler)
         self._reader = RequestReader(facts)
-        self._unread: deque[Served] = deque()
+        self._unread: deque[tuple[bool, Answer | None, BaseException | None]] = deque()
         self._workers = ThreadPoolExecutor(2, "pi05_decode")
 
     def observe(self, served: Served) -> None:
         """Called by the scheduler after each request, on its thread, before the request is answered."""
         if served.answer is not None:
             self.board.see(served)
-            # Only what is counted is kept: not the request's pictures.
-            served = replace(served, work=_WITHOUT_PICTURES[served.work.control], prepared=None)
-        self._unread.append(served)
+        # Only what is counted is kept until then: not the request's pictures.
+        self._unread.append((served.work.control, served.answer, served.error))
 
     def catch_up(self) -> None:
         """Count what the scheduler did; the inference thread must not spend its time on that."""
         while self._unread:
-            served = self._unread.popleft()
-            self.metrics.observe(served)
-            self.board.observe(served)
+            control, answer, error = self._unread.popleft()
+            if answer is not None:
+                self.metrics.observe(control, answer)
+            self.board.observe(control, answer, error)
 
     async def keep_up(self) -> None:
         """Catch up for as long as the server runs."""
@@ -75,41 +70,85 @@ class Desk:
 
     async def decode(self, data: bytes, form: Literal["json", "msgpack"]) -> Any:
         """The value of a message; see `codec`."""
-        decode = parse_json if form == "json" else unpackb
-        if form == "msgpack" and len(data) <= _INLINE_BYTES:
-            return decode(data, self.settings.limits)
-        return await self.in_worker(decode, data, self.settings.limits)
+        if form == "msgpack" and (value := self.decode_now(data)) is not None:
+            return value
+        return await self.in_worker(parse_json if form == "json" else unpackb, data, self.settings.limits)
 
     async def read(self, body: Any, size: int) -> Ask:
         """Check a decoded body of ``size`` bytes on the wire."""
-        if size <= _INLINE_BYTES and not _has_encoded_image(body):
-            return self._reader.read(body)
-        return await self.in_worker(self._reader.read, body)
+        ask = self.read_now(body, size)
+        return await self.in_worker(self._reader.read, body) if ask is None else ask
 
-    async def answer(self, ask: Ask, source: Hashable) -> list[Answer]:
-        """One answer for each candidate.
+    def read_now(self, body: Any, size: int) -> Ask | None:
+        """As `read`, at once; ``None`` where that would hold up the event loop."""
+        return None if size > _INLINE_BYTES or _has_encoded_image(body) else self._reader.read(body)
+
+    def decode_now(self, data: bytes) -> Any:
+        """The value of a msgpack message at once; ``None`` where that would hold up the event loop."""
+        return None if len(data) > _INLINE_BYTES else unpackb(data, self.settings.limits)
+
+    def submit(self, ask: Ask, source: Hashable) -> Submitted:
+        """Put a request in the queue.
 
         Raises:
-            Pi05Error: refused, failed, or not answered before its deadline.
+            RequestError: ``request.inactive`` or ``request.queue_full``.
         """
         patience = self.settings.timeout_s if ask.timeout_s is None else ask.timeout_s
-        deadline = time.monotonic() + patience
+        submitted = Submitted(ask, source, time.monotonic() + patience, [])
+        self._submit_some(submitted, 0)
+        return submitted
+
+    async def answers(self, submitted: Submitted) -> list[Answer]:
+        """Wait for one answer for each candidate.
+
+        Raises:
+            Pi05Error: failed, or not answered before its deadline.
+        """
         answers: list[Answer] = []
+        try:
+            while True:
+                for ticket in submitted.tickets[len(answers) :]:
+                    answers.append(await _wait(ticket, submitted.deadline))
+                if len(answers) == len(submitted.ask.options):
+                    return answers
+                self._submit_some(submitted, len(answers))
+        except BaseException:
+            # Also when the client has gone: nobody waits for these any more.
+            submitted.cancel()
+            raise
+
+    def _submit_some(self, submitted: Submitted, start: int) -> None:
+        """As many candidates as may wait together, from ``start`` on."""
+        ask = submitted.ask
         together = max(1, min(self.scheduler.max_group, self.scheduler.max_per_source))
-        for start in range(0, len(ask.options), together):
-            tickets: list[Ticket] = []
-            try:
-                for options in ask.options[start : start + together]:
-                    work = Work(ask.observation, options, ask.how, source=source, group=ask.group, deadline=deadline)
-                    tickets.append(self.scheduler.submit(work))
-                for ticket in tickets:
-                    answers.append(await _wait(ticket, deadline))
-            except BaseException:
-                # Also when the client has gone: nobody waits for these any more.
-                for ticket in tickets:
-                    ticket.cancel()
-                raise
-        return answers
+        try:
+            for options in ask.options[start : start + together]:
+                work = Work(
+                    ask.observation,
+                    options,
+                    ask.how,
+                    source=submitted.source,
+                    group=ask.group,
+                    deadline=submitted.deadline,
+                )
+                submitted.tickets.append(self.scheduler.submit(work))
+        except BaseException:
+            submitted.cancel()
+            raise
+
+
+@dataclass
+class Submitted:
+    """A request in the queue: its candidates' tickets, those that had to wait for the first ones not included."""
+
+    ask: Ask
+    source: Hashable
+    deadline: float
+    tickets: list[Ticket]
+
+    def cancel(self) -> None:
+        for ticket in self.tickets:
+            ticket.cancel()
 
 
 async def _wait(ticket: Ticket, deadline: float) -> Answer:

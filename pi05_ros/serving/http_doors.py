@@ -125,7 +125,7 @@ class HttpDoors:
                 raise ObservationError(
                     "output_format", 'runtime.output_format "numpy" needs a msgpack reply: Accept: application/msgpack'
                 )
-            answers = await self._desk.answer(ask, source=request.transport)
+            answers = await self._desk.answers(self._desk.submit(ask, source=request.transport))
             build = replies.raw if ask.response_format == "raw" else replies.envelope
             as_arrays = numpy_reply and ask.output_format != "list"
             reply = build(ask, answers, self._desk.facts, request_id, as_arrays)

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
-from pi05_ros.engine.scheduler import Served
+from pi05_ros.engine.scheduler import Answer
 
 _SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 _RATE_WINDOW_S = 5.0
@@ -50,13 +50,10 @@ class Metrics:
             Gauge(name, text, registry=self._registry).set_function(value)
         self._finished: deque[float] = deque(maxlen=4096)
 
-    def observe(self, served: Served) -> None:
-        """Count one request of the scheduler."""
-        answer = served.answer
-        if answer is None:
-            return
+    def observe(self, control: bool, answer: Answer) -> None:
+        """Count one answer of the scheduler."""
         self._finished.append(time.monotonic())
-        self._chunks.labels("control" if served.work.control else "network").inc()
+        self._chunks.labels("control" if control else "network").inc()
         self._group.observe(answer.group_size)
         self._stage.labels("queue").observe(answer.queue_ms / 1e3)
         for stage, milliseconds in answer.chunk.timings_ms.items():

@@ -92,6 +92,10 @@ class _Controls(_Section):
     noise: Any = None
 
 
+_CONTROL_KEYS = frozenset(_Controls.model_fields)
+_NO_CONTROLS = _Controls()
+
+
 @dataclass(frozen=True)
 class Ask:
     """One checked request.
@@ -181,8 +185,9 @@ class RequestReader:
         )
 
     def _raw(self, body: dict[str, Any]) -> Ask:
-        controls = _validate(_Controls, {key: body[key] for key in _Controls.model_fields if key in body})
-        given = {key: value for key, value in body.items() if key not in _Controls.model_fields}
+        beside = {key: body[key] for key in _CONTROL_KEYS if key in body}
+        controls = _validate(_Controls, beside) if beside else _NO_CONTROLS
+        given = {key: value for key, value in body.items() if key not in beside} if beside else body
         return self._ask(
             self._observations.read(given),
             {},

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import gc
 import logging
 import signal
 import sys
@@ -146,6 +147,9 @@ def _load_and_warm_up(
     if stop.is_set():
         return
     policy.warm_up()
+    # What has been loaded stays; without this the collector walks over all of it now and then, in the middle of a pass.
+    gc.collect()
+    gc.freeze()
     scheduler.activate(policy, idle=policy.capture_pending)
     print(f"ready: {server.url}", flush=True)
 

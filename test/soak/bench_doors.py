@@ -16,7 +16,7 @@ import multiprocessing
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ import websockets.asyncio.server
 import websockets.sync.client
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
-from serving_stubs import StubPolicy, facts
+from serving_stubs import StubPolicy, facts, observation
 
 from pi05_ros.engine.scheduler import Scheduler
 from pi05_ros.serving.app import Server
@@ -49,7 +49,7 @@ def plain(port: Any, seconds: float) -> None:
             return np.ndarray(buffer=value[b"data"], dtype=np.dtype(value[b"dtype"]), shape=value[b"shape"])
         return value
 
-    actions = np.zeros((50, 14), np.float32)
+    actions = np.zeros((50, 7), np.float32)
 
     async def serve(connection: Any) -> None:
         await connection.send(msgpack.packb({}))
@@ -69,14 +69,32 @@ def plain(port: Any, seconds: float) -> None:
     asyncio.run(run())
 
 
-def ours(port: Any, seconds: float) -> None:
-    def cost(size: int) -> float:
-        return 0.0 if not seconds else seconds + (size > 1) * (GROUP_MS - ONE_MS) / 1e3
+class ReadyPolicy:
+    """Its answer is made beforehand, as the plain server's is; only the time passes."""
 
+    def __init__(self, seconds: float) -> None:
+        stub = StubPolicy(50, 7)
+        prepared = stub.prepare(observation())
+        self._chunk = stub.finish(prepared, stub.run([prepared], [None])[0])
+        self._seconds = seconds
+
+    def prepare(self, observation: Any) -> Any:
+        return None
+
+    def run(self, members: Sequence[Any], options: Sequence[Any]) -> Sequence[Any]:
+        if self._seconds:
+            time.sleep(self._seconds + (len(members) > 1) * (GROUP_MS - ONE_MS) / 1e3)
+        return members
+
+    def finish(self, prepared: Any, result: Any) -> Any:
+        return self._chunk
+
+
+def ours(port: Any, seconds: float) -> None:
     scheduler = Scheduler(max_group=4)
     scheduler.start()
-    scheduler.activate(StubPolicy(50, 14, cost))
-    server = Server(facts("aloha", horizon=50), scheduler, ServerSettings(port=0))
+    scheduler.activate(ReadyPolicy(seconds))
+    server = Server(facts("demo", horizon=50), scheduler, ServerSettings(port=0))
     server.start()
     port.send(server.address[1])
     threading.Event().wait()
@@ -90,9 +108,9 @@ def start(target: Callable[..., None], seconds: float) -> tuple[Any, str]:
 
 
 def message() -> bytes:
-    picture = np.random.default_rng(0).integers(0, 255, (3, 224, 224), np.uint8)
-    images = dict.fromkeys(("cam_high", "cam_left_wrist", "cam_right_wrist"), picture)
-    return packb({"images": images, "state": np.zeros(14, np.float32), "prompt": "fold the towel"})
+    picture = np.random.default_rng(0).integers(0, 255, (224, 224, 3), np.uint8)
+    images = dict.fromkeys(("base", "left_wrist", "right_wrist"), picture)
+    return packb({"images": images, "state": np.zeros(7, np.float32), "prompt": "fold the towel"})
 
 
 def connect(url: str) -> Any:
@@ -113,7 +131,7 @@ def one_client(urls: dict[str, str], rounds: int) -> dict[str, list[float]]:
             reply = connection.recv()
             if index >= 50:
                 times[name].append((time.perf_counter() - started) * 1e3)
-    assert unpackb(reply)["actions"].shape == (50, 14)
+    assert unpackb(reply)["actions"].shape == (50, 7)
     return times
 
 
