@@ -107,8 +107,13 @@ class Policy:
             ObservationError: the observation does not fit the profile or is not finite.
             ActionError: the network's output is not finite.
         """
-        prepared = self.prepare(observation)
         options = InferenceOptions(noise=noise, seed=seed, num_steps=num_steps)
+        return self.answer(self.prepare(observation), options, continuing)
+
+    def answer(
+        self, prepared: Prepared, options: InferenceOptions, continuing: Continuation | None = None
+    ) -> ActionChunk:
+        """Answer one prepared observation; the second half of `infer`."""
         if continuing is None:
             return self.finish(prepared, self.run([prepared], [options])[0])
         normalizer = self.contract.action_normalizer

@@ -88,6 +88,10 @@ def test_one_policy_behind_three_doors(graph: Graph) -> None:
             answered = post(f"{url}/v1/actions/generations", body)["data"][0]["action"]["values"]
             assert np.array_equal(np.asarray(answered, np.float32), topic)
 
+            with urllib.request.urlopen(f"{url}/metrics", timeout=5) as reply:
+                counted = re.search(r'pi05_chunks_total\{loop="control"\} (\d+)', reply.read().decode())
+            assert counted is not None and int(counted.group(1)) >= COMPARED, "the server sees the control loop too"
+
             assert graph.change_state("deactivate")
             assert get(f"{url}/healthz") == 503
             with pytest.raises(RequestError, match="takes no requests"):

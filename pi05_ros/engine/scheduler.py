@@ -378,7 +378,7 @@ class Scheduler:
             infer_ms = (time.monotonic() - started) * 1e3
             answer = Answer(chunk, queue_ms, infer_ms, len(members))
             # First the observer, so that what an answered client then reads of the server includes its own request.
-            self._observe(Served(ticket.work, prepared, answer))
+            self.observe(Served(ticket.work, prepared, answer))
             with suppress(InvalidStateError):  # cancelled while it ran
                 ticket.future.set_result(answer)
 
@@ -398,11 +398,12 @@ class Scheduler:
             return [self._run(policy, [member])[0] for member in members]
 
     def _fail(self, ticket: Ticket, error: Exception, prepared: Any = None) -> None:
-        self._observe(Served(ticket.work, prepared, error=error))
+        self.observe(Served(ticket.work, prepared, error=error))
         with suppress(InvalidStateError):
             ticket.future.set_exception(error)
 
-    def _observe(self, served: Served) -> None:
+    def observe(self, served: Served) -> None:
+        """Tell the observer of a request; also of one that was computed by `call`."""
         if self.observer is None:
             return
         try:

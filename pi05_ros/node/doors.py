@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 from rclpy.node import Node
 
-from pi05_ros.engine.scheduler import Scheduler
+from pi05_ros.chunk import ActionChunk
+from pi05_ros.engine.scheduler import Answer, Scheduler, Served, Work
 from pi05_ros.node.parameters import SERVE, LoadSettings
+from pi05_ros.observation import Observation
+from pi05_ros.playback.leftover import Continuation
 from pi05_ros.profile import Profile
 from pi05_ros.serving.settings import ServerSettings, read_api_key
 
 if TYPE_CHECKING:
+    from pi05_ros.policy import Policy
     from pi05_ros.serving.app import Server
 
 
@@ -108,3 +114,38 @@ def describe_engine(server: Server, policy: Any) -> None:
         prefix_cache=engine.settings.prefix_cache_entries > 0,
         cuda_graph=engine.device.type == "cuda" and engine.settings.cuda_graph is not False,
     )
+
+
+class ObservedPolicy:
+    """The policy as the control loop asks it, with the server's page and metrics told of every request."""
+
+    def __init__(self, policy: Policy, scheduler: Scheduler) -> None:
+        self.profile = policy.profile
+        self._policy = policy
+        self._scheduler = scheduler
+
+    def infer(
+        self,
+        observation: Observation,
+        noise: np.ndarray | None = None,
+        seed: int | None = None,
+        num_steps: int | None = None,
+        *,
+        continuing: Continuation | None = None,
+    ) -> ActionChunk:
+        """See `pi05_ros.policy.Policy.infer`."""
+        from pi05_ros.engine.requests import InferenceOptions
+
+        options = InferenceOptions(noise=noise, seed=seed, num_steps=num_steps)
+        work = Work(observation, options, source=self, control=True)
+        prepared = None
+        started = time.monotonic()
+        try:
+            prepared = self._policy.prepare(observation)
+            chunk = self._policy.answer(prepared, options, continuing)
+        except Exception as error:
+            self._scheduler.observe(Served(work, prepared, error=error))
+            raise
+        elapsed_ms = (time.monotonic() - started) * 1e3
+        self._scheduler.observe(Served(work, prepared, Answer(chunk, queue_ms=0.0, infer_ms=elapsed_ms, group_size=1)))
+        return chunk

@@ -46,6 +46,7 @@ from pi05_ros.recording.recorder import Recorder
 from pi05_ros.srv import SetPrompt
 
 if TYPE_CHECKING:
+    from pi05_ros.policy import Policy
     from pi05_ros.serving.app import Server
 
 _STATUS_TICK_S = 0.1
@@ -248,8 +249,10 @@ class PolicyNode(LifecycleNodeMixin, Node):
         if self._server is not None:
             self.get_logger().info(f"network doors at {self._server.url}")
         self._policy = policy = self._scheduler.call(partial(self._load, settings, self._profile)).result()
+        asked: RunsPolicy = policy
         if self._server is not None:
             doors.describe_engine(self._server, policy)
+            asked = doors.ObservedPolicy(cast("Policy", policy), self._scheduler)
         if settings.checkpoint is None:
             self.get_logger().warning("the built-in checkpoint is random: its actions mean nothing")
         if self._profile.timing.rate_hz is None:
@@ -258,7 +261,7 @@ class PolicyNode(LifecycleNodeMixin, Node):
         model_thread = self._scheduler
         self._recorder = self._open_recorder(self._profile)
         self._inference = Inference(
-            policy,
+            asked,
             self._inputs,
             lambda: self._settings,
             self._now_ns,
