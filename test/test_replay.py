@@ -26,6 +26,7 @@ NS = 10**9
 STAMP = 1_700_000_000 * NS
 
 
+@pytest.mark.usefixtures("threads_as_in_the_node")
 @pytest.mark.parametrize("rtc", ["none", "guided"])
 def test_a_recorded_run_gives_the_live_chunks_again(tmp_path: Path, rtc: str):
     parameters = [f"record:={tmp_path}", "trigger:=rate", "trigger_rate_hz:=4.0", f"rtc:={rtc}", "dtype:=float32"]
