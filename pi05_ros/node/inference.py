@@ -17,8 +17,7 @@ from pi05_ros.chunk import ActionChunk
 from pi05_ros.errors import ObservationError, Pi05Error
 from pi05_ros.node.parameters import RunSettings
 from pi05_ros.observation import Observation
-from pi05_ros.playback.leftover import Continuation, Leftover
-from pi05_ros.profile import Profile
+from pi05_ros.playback.leftover import AnswersObservations, Leftover
 
 Reason = tuple[str, str]  # a stable code and a sentence
 
@@ -26,22 +25,6 @@ _WINDOW = 200  # chunks that the percentiles of a stage look back on
 _RATE_WINDOW_S = 5.0
 _INPUT_WAIT_S = 0.1
 _NO_REQUEST = ("trigger.waiting", "a message on ~/request starts the next chunk")
-
-
-class RunsPolicy(Protocol):
-    """What this thread needs of `pi05_ros.policy.Policy`."""
-
-    profile: Profile
-
-    def infer(
-        self,
-        observation: Observation,
-        noise: np.ndarray | None = None,
-        seed: int | None = None,
-        num_steps: int | None = None,
-        *,
-        continuing: Continuation | None = None,
-    ) -> ActionChunk: ...
 
 
 class GivesObservations(Protocol):
@@ -110,7 +93,7 @@ class Inference:
 
     def __init__(
         self,
-        policy: RunsPolicy,
+        policy: AnswersObservations,
         inputs: GivesObservations,
         settings: Callable[[], RunSettings],
         clock_ns: Callable[[], int],

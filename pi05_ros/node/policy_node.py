@@ -30,7 +30,7 @@ from pi05_ros.errors import EngineError, Pi05Error
 from pi05_ros.msg import ActionChunk as ActionChunkMessage
 from pi05_ros.msg import PolicyStatus
 from pi05_ros.node import doors, parameters, qos
-from pi05_ros.node.inference import Answer, Figures, Inference, Reason, RunsPolicy, describe
+from pi05_ros.node.inference import Answer, Figures, Inference, Reason, describe
 from pi05_ros.node.inputs import Inputs
 from pi05_ros.node.outputs import (
     Status,
@@ -41,6 +41,7 @@ from pi05_ros.node.outputs import (
     stream_message,
 )
 from pi05_ros.observation import Observation
+from pi05_ros.playback.leftover import AnswersObservations
 from pi05_ros.profile import Profile, load_profile
 from pi05_ros.recording.recorder import Recorder
 from pi05_ros.srv import SetPrompt
@@ -57,7 +58,7 @@ _SAME_ERROR_S = 5.0  # the log repeats an error that goes on no more often
 _TRIGGERS = ("configure", "activate", "deactivate", "cleanup", "shutdown")
 
 
-class LoadedPolicy(RunsPolicy, Protocol):
+class LoadedPolicy(AnswersObservations, Protocol):
     """What the node needs of `pi05_ros.policy.Policy`."""
 
     checkpoint: Any
@@ -249,7 +250,7 @@ class PolicyNode(LifecycleNodeMixin, Node):
         if self._server is not None:
             self.get_logger().info(f"network doors at {self._server.url}")
         self._policy = policy = self._scheduler.call(partial(self._load, settings, self._profile)).result()
-        asked: RunsPolicy = policy
+        asked: AnswersObservations = policy
         if self._server is not None:
             doors.describe_engine(self._server, policy)
             asked = doors.ObservedPolicy(cast("Policy", policy), self._scheduler)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import logging
 import os
 import signal
@@ -102,6 +103,31 @@ class SpinningNodes:
         self._control.stop()
         for node in self._nodes:
             node.destroy()
+
+
+def add_node_arguments(parser: argparse.ArgumentParser, params_file: Path) -> None:
+    """Declare the options that every node's sub-command has."""
+    parser.add_argument(
+        "--params-file",
+        metavar="FILE",
+        default=str(params_file),
+        help="parameter file; the options above win over it (default: %(default)s)",
+    )
+    parser.add_argument("--namespace", default="", help="namespace of the node and its topics")
+    parser.add_argument(
+        "--autostart", action=argparse.BooleanOptionalAction, default=True, help="configure and activate at once"
+    )
+    parser.add_argument(
+        "--ros-args", nargs=argparse.REMAINDER, default=[], metavar="...", help="passed to ROS: -r, -p, ..."
+    )
+
+
+def ros_command_line(name: str, options: argparse.Namespace) -> list[str]:
+    """The command line for rclpy that the options of `add_node_arguments` stand for."""
+    arguments = [name, "--ros-args", "--params-file", options.params_file]
+    if options.namespace:
+        arguments += ["-r", f"__ns:=/{options.namespace.strip('/')}"]
+    return arguments + list(options.ros_args)
 
 
 def run_process(

@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, Protocol
 
 import numpy as np
 
 from pi05_ros.chunk import ActionChunk
+from pi05_ros.observation import Observation
 from pi05_ros.playback.delay import DelayEstimate
 from pi05_ros.playback.plan import NS, Plan, TimedChunk
+from pi05_ros.profile import Profile
 
 
 @dataclass(frozen=True)
@@ -43,6 +45,22 @@ class Continuation:
     rows: np.ndarray
     delay: int
     settings: RtcSettings
+
+
+class AnswersObservations(Protocol):
+    """What running or replaying chunks needs of `pi05_ros.policy.Policy`."""
+
+    profile: Profile
+
+    def infer(
+        self,
+        observation: Observation,
+        noise: np.ndarray | None = None,
+        seed: int | None = None,
+        num_steps: int | None = None,
+        *,
+        continuing: Continuation | None = None,
+    ) -> ActionChunk: ...
 
 
 class Leftover:

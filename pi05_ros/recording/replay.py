@@ -6,36 +6,19 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
-from pi05_ros.chunk import ActionChunk
 from pi05_ros.errors import ConfigurationError
 from pi05_ros.node.images import to_rgb
 from pi05_ros.observation import Observation
-from pi05_ros.playback.leftover import Continuation, RtcSettings, continue_chunk
+from pi05_ros.playback.leftover import AnswersObservations, RtcSettings, continue_chunk
 from pi05_ros.playback.plan import NS, Plan, TimedChunk
 from pi05_ros.profile import Profile
 from pi05_ros.recording.bag import CHUNK, messages, open_bag, same_topic, stamp_ns
 
 _SLOP_NS = NS // 20
-
-
-class RunsPolicy(Protocol):
-    """What a replay needs of `pi05_ros.policy.Policy`."""
-
-    profile: Profile
-
-    def infer(
-        self,
-        observation: Observation,
-        noise: np.ndarray | None = None,
-        seed: int | None = None,
-        num_steps: int | None = None,
-        *,
-        continuing: Continuation | None = None,
-    ) -> ActionChunk: ...
 
 
 @dataclass
@@ -137,7 +120,7 @@ def _nearest(by_stamp: Mapping[int, Any], at_ns: int, within_ns: int) -> int | N
     return None if nearest is None or abs(nearest - at_ns) > within_ns else nearest
 
 
-def replay_chunks(policy: RunsPolicy, recording: Recording, rtc: RtcSettings) -> Iterator[Comparison]:
+def replay_chunks(policy: AnswersObservations, recording: Recording, rtc: RtcSettings) -> Iterator[Comparison]:
     """Ask the policy again for every recorded chunk whose inputs are there: same inputs, prompt, seed and steps.
 
     Args:
@@ -162,7 +145,7 @@ def replay_chunks(policy: RunsPolicy, recording: Recording, rtc: RtcSettings) ->
 
 
 def replay_actions(
-    policy: RunsPolicy, recording: Recording, prompt: str | None, every: int = 1, seed: int = 0
+    policy: AnswersObservations, recording: Recording, prompt: str | None, every: int = 1, seed: int = 0
 ) -> Iterator[Comparison]:
     """Ask the policy at every ``every``-th anchor picture and compare the rows it wants executed with what was done."""
     profile = policy.profile
